@@ -1,0 +1,46 @@
+# The lab in one word each. Windows has no make: README.md has the same in PowerShell.
+
+PYTHON ?= python3
+# More options for JupyterLab: make lab LAB_ARGS="--no-browser --port 8899"
+LAB_ARGS ?=
+export LAB_ARGS
+
+SETUP = @$(PYTHON) lowprec_lab/bootstrap.py
+ifeq ($(OS),Windows_NT)
+BIN = .venv/Scripts
+else
+BIN = .venv/bin
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help lab setup test test-quick lint notebooks bench
+
+help:
+	@echo "make lab         set up (the first time) and open JupyterLab on chapter 00"
+	@echo "make test        set up and run everything: ruff and all tests, a browser's included"
+	@echo "make test-quick  the tests that need no browser and no patience (under 3 minutes)"
+	@echo "make lint        ruff alone"
+	@echo "make notebooks   build notebooks/ from solutions/"
+	@echo "make bench       measure everything that has a stated bound"
+
+lab:
+	$(SETUP) --extras peers --lab
+
+setup:
+	$(SETUP) --extras dev
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-quick: setup
+	$(BIN)/python -m pytest -m "not browser and not slow"
+
+lint: setup
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+notebooks: setup
+	$(BIN)/python -m lowprec_lab build
+
+bench: setup
+	$(BIN)/python -m lowprec_lab bench --all
