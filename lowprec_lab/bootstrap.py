@@ -28,9 +28,10 @@ PROBE_SECONDS = 3
 # What comes with what, so that `make lab` starts at once after `make test`.
 INCLUDED = {"dev": {"class", "peers"}}
 
-# Compressed downloads in MB and disk in GB, measured with constraints.txt on 64-bit Linux, rounded up.
-DOWNLOAD_MB = {"torch": {"cpu": 200, "cuda": 2600, "other": 120}, "peers": 230, "dev": 330}
-DISK_GB = {"cpu": 3, "cuda": 9, "other": 3}
+# Compressed downloads, and what they become on disk. Measured with constraints.txt; PyTorch with CUDA and PyTorch
+# outside Linux are estimates.
+DOWNLOAD_MB = {"torch": {"cpu": 200, "cuda": 2600, "other": 130}, "peers": 140, "dev": 220}
+DISK_GB = {"cpu": 2, "cuda": 8, "other": 2}
 
 # On its first start JupyterLab asks whether it may fetch news and look for updates: a question about the network, in
 # front of the first page.
@@ -56,7 +57,7 @@ def require_python(version=sys.version_info[:2], system=None, machine=None):
         )
     if system == "Darwin" and machine == "x86_64":
         raise SetupError(
-            "PyTorch has no recent builds for Macs with an Intel processor, and this Python runs as on one. On a Mac with "
+            "PyTorch has no recent builds for Macs with an Intel processor, and this Python is for one. On a Mac with "
             "an M chip, install a native (arm64) Python. On an Intel Mac, use Colab: README.md has its first cell."
         )
 
@@ -181,24 +182,24 @@ def torch_build(system=None, nvidia=None, probe=is_reachable):
 
 
 def download_sentence(build, extras):
-    """How much will be downloaded, at most: what pip has in its cache comes from there."""
-    size = DOWNLOAD_MB["torch"][build] + DOWNLOAD_MB[extras]
+    """How much will be downloaded, at most: what pip has in its cache or on disk comes from there."""
+    megabytes = DOWNLOAD_MB["torch"][build] + DOWNLOAD_MB[extras]
+    size = "{:.1f} GB".format(megabytes / 1000) if megabytes >= 1000 else "{} MB".format(megabytes)
     what = {
-        "cpu": "PyTorch's CPU build, since there is no NVIDIA GPU here",
-        "cuda": "PyTorch with CUDA; where pip finds a smaller build, a few hundred MB",
+        "cpu": "with PyTorch's CPU build, since there is no NVIDIA GPU here",
+        "cuda": "PyTorch with CUDA included; a few hundred MB where pip finds a smaller build",
         "other": "PyTorch included",
     }[build]
-    amount = "{:.1f} GB".format(size / 1000) if size >= 1000 else "{} MB".format(size)
-    return "Installing the lab into .venv: up to {} to download ({}).".format(amount, what)
+    return "Installing the lab into .venv: up to {} to download, {} GB on disk ({}).".format(size, DISK_GB[build], what)
 
 
-def require_disk(folder, build):
-    """Raises SetupError where the disk is too full to hold what will be installed."""
-    free = shutil.disk_usage(str(folder)).free / 1e9
-    if free < DISK_GB[build]:
+def require_disk(folder):
+    """Raises SetupError where the disk cannot hold even the smallest installation."""
+    free, needed = shutil.disk_usage(str(folder)).free / 1e9, min(DISK_GB.values())
+    if free < needed:
         raise SetupError(
-            "{:.1f} GB are free on the disk of {}, and installing takes up to {} GB. Make room and try again.".format(
-                free, folder, DISK_GB[build]
+            "{:.1f} GB are free on the disk of {}, and installing takes {} GB or more. Make room and try again.".format(
+                free, folder, needed
             )
         )
 
@@ -224,7 +225,7 @@ def pinned(root, package):
 def install(folder, root, extras):
     """Installs the package with `extras` under the constraints. Raises SetupError when pip does not manage."""
     build = torch_build()
-    require_disk(root, build)
+    require_disk(root)
     print(download_sentence(build, extras), flush=True)
     for command, optional in pip_commands(venv_python(folder), root, extras, build):
         if subprocess.call(command, cwd=str(root)) == 0:

@@ -1,0 +1,241 @@
+"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | course`.
+
+One function per command, which imports what it calls when it is called: `lowprec-lab --help` must not wait for torch.
+Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+
+class CommandError(Exception):
+    """What was wrong with a command, in a sentence: printed on stderr, exit status 2."""
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Say what this machine can do."""
+    from lowprec_lab.devices import doctor
+
+    report = doctor()
+    _print_json(report.to_dict()) if options.json else print(report)
+    return 0 if report.healthy else 1
+
+
+def open_chapter(options: argparse.Namespace) -> int:
+    """Copy a chapter to the learner's folder, or update the copy there."""
+    chapter = _chapter(options.chapter)
+    from lowprec_lab.workspace import open_chapter
+
+    opened = open_chapter(chapter.name)
+    path = Path(getattr(opened, "path", opened))
+    if options.json:
+        _print_json({"chapter": chapter.name, "path": str(path.resolve())})
+    else:
+        print(opened)
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Grade saved answers."""
+    from lowprec_lab.exercises import check_answers
+    from lowprec_lab.files import work_folder
+
+    names = [_exercise(name) for name in options.exercises]
+    if options.answers and not Path(options.answers).is_dir():
+        raise CommandError(f"there is no folder {options.answers}. Name one that holds answers, bits.py and so on")
+    results = _only(check_answers(Path(options.answers) if options.answers else work_folder() / "answers"), names)
+    _print_json(results) if options.json else print(_results_as_text(results))
+    return 0 if results["total"] and results["passed"] == results["total"] else 1
+
+
+def _only(results: dict, names: list[str]) -> dict:
+    """The results of the exercises in `names`, of all if there are none."""
+    if not names:
+        return results
+    exercises = [result for result in results["exercises"] if result["name"] in names]
+    passed = sum(bool(result["passed"]) for result in exercises)
+    return {**results, "passed": passed, "total": len(exercises), "exercises": exercises}
+
+
+def _results_as_text(results: dict) -> str:
+    rows = [
+        (
+            "passed" if result["passed"] else "not yet",
+            result["exercise"],
+            result["name"],
+            f"{result['points']:g} of {result['max_points']:g}",
+        )
+        for result in results["exercises"]
+    ]
+    return "\n".join([*_columns(rows), f"{results['passed']} of {results['total']} exercises pass"])
+
+
+def reveal(options: argparse.Namespace) -> int:
+    """Show the reference answer of an exercise."""
+    from lowprec_lab.exercises import reveal
+
+    reveal(_exercise(options.exercise))
+    return 0
+
+
+def progress(_options: argparse.Namespace) -> int:
+    """Draw the map of chapters, with what is done."""
+    from lowprec_lab.exercises import progress
+
+    progress()
+    return 0
+
+
+def build(options: argparse.Namespace) -> int:
+    """Build the released notebooks from solutions/."""
+    from lowprec_lab.authoring import AuthoringError, build
+
+    try:
+        pages = build(out=options.out)
+    except AuthoringError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for page in pages:
+        print(page)
+    return 0
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure what has a stated bound."""
+    from lowprec_lab import bench
+
+    names = list(bench.NAMES) if options.all else [options.name] if options.name else []
+    if not names:
+        print("\n".join(_columns(list(bench.NAMES.items()))))
+        return 0
+    if names[0] not in bench.NAMES:
+        raise CommandError(f"there is no bench {names[0]!r}. The benches are: {', '.join(bench.NAMES)}")
+    reports = {name: bench.run(name, progress=not options.json) for name in names}
+    if options.json:
+        _print_json(reports if options.all else reports[names[0]])
+    else:
+        print("\n\n".join(_figures_as_text(name, report) for name, report in reports.items()))
+    return 0
+
+
+def _figures_as_text(name: str, report: dict) -> str:
+    rows = [(f"  {figure}", f"{value:.4g}" if isinstance(value, float) else str(value))
+            for figure, value in report["figures"].items()]  # fmt: skip
+    return "\n".join([name, *_columns(rows)])
+
+
+def course_init(options: argparse.Namespace) -> int:
+    """Make a course folder for nbgrader."""
+    from lowprec_lab.grading.course import init_course
+
+    try:
+        made = init_course(Path(options.folder), options.course_id)
+    except (ValueError, FileExistsError) as error:
+        raise CommandError(str(error)) from error
+    print(f"The course {options.course_id} is in {made or options.folder}.")
+    return 0
+
+
+# What several commands need.
+
+
+def _chapter(text: str):
+    from lowprec_lab.chapters import find_chapter
+
+    try:
+        return find_chapter(text)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
+def _exercise(text: str) -> str:
+    """The name of the exercise that `text` names: "decode", or "1.5"."""
+    from lowprec_lab.blanks import in_order
+
+    blanks = in_order()
+    for blank in blanks:
+        if text in (blank.name, blank.exercise):
+            return blank.name
+    known = ", ".join(f"{blank.name} ({blank.exercise})" for blank in blanks)
+    raise CommandError(f"there is no exercise {text!r}. The exercises are: {known}")
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _print_json(value: dict) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lowprec-lab", description="Learn BF16 and FP8 by building them.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(function, name: str, json_too: bool = False, into=commands) -> argparse.ArgumentParser:
+        made = into.add_parser(name, help=_first_line(function), description=_first_line(function))
+        made.set_defaults(function=function)
+        if json_too:
+            made.add_argument("--json", action="store_true", help="print JSON, for a program to read")
+        return made
+
+    command(doctor, "doctor", json_too=True)
+
+    opening = command(open_chapter, "open", json_too=True)
+    opening.add_argument("chapter", nargs="?", default="00", help="number or name: 01, bits (default: 00)")
+
+    checking = command(check, "check", json_too=True)
+    checking.add_argument("exercises", nargs="*", metavar="EXERCISE", help="name or number: decode, 1.5 (default: all)")
+    checking.add_argument("--answers", metavar="DIR", help="folder of answers (default: your own, in work/answers)")
+
+    command(reveal, "reveal").add_argument("exercise", metavar="EXERCISE", help="name or number: decode, 1.5")
+    command(progress, "progress")
+    command(build, "build").add_argument("--out", metavar="DIR", help="where to (default: notebooks/)")
+
+    benching = command(bench, "bench", json_too=True)
+    benching.add_argument("name", nargs="?", metavar="NAME", help="which (without one: lists what there is)")
+    benching.add_argument("--all", action="store_true", help="all of them, one after the other")
+
+    course = commands.add_parser("course", help="Run the chapters as an nbgrader course.")
+    init = command(course_init, "init", into=course.add_subparsers(metavar="COMMAND", required=True))
+    init.add_argument("folder", metavar="DIR", help="a new folder, outside the clone")
+    init.add_argument("--course-id", required=True, metavar="ID", help="the course's name in nbgrader: fp8-2027, say")
+    return parser
+
+
+def _first_line(function) -> str:
+    return function.__doc__.splitlines()[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command. Returns its exit status; argparse itself exits with 2 on options that it does not know."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a console that has no ✗ shows a question mark, and the lab goes on
+    options = _parser().parse_args(arguments)
+    from lowprec_lab.files import WorkspaceError
+
+    try:
+        return options.function(options)
+    except CommandError as error:
+        print(f"lowprec-lab: {error}", file=sys.stderr)
+        return 2
+    except WorkspaceError as error:
+        print(f"lowprec-lab: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `lowprec-lab check | head`: nobody reads on, which is no error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("\nlowprec-lab: stopped. What was finished before is kept.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

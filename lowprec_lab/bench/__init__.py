@@ -1,0 +1,28 @@
+"""Benches: what has a stated bound is measured here.
+
+`lowprec-lab bench NAME --json` prints {"figures": {name: number}} and whatever else the bench reports.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+# Command name -> what it measures.
+NAMES = {
+    "graders": "what the graders catch and name, and how long a check takes",
+    "explorer": "from a click in BitExplorer to its paint",
+    "import": "how long `import lowprec_lab` takes next to `import torch`",
+}
+
+# A module may not be called `import`.
+_MODULES = {"import": "importing"}
+
+
+def run(name: str, progress: bool = True) -> dict:
+    """Measure `name`, with a progress bar on stderr if `progress`. Returns {"figures": {name: number}, ...}.
+
+    Raises ValueError that lists the benches there are.
+    """
+    if name not in NAMES:
+        raise ValueError(f"there is no bench {name!r}. The benches are: {', '.join(NAMES)}")
+    return importlib.import_module(f"lowprec_lab.bench.{_MODULES.get(name, name)}").run(progress)
