@@ -1,0 +1,452 @@
+"""A course for nbgrader: what `init_course` makes, and a class graded with nbgrader's own commands."""
+
+import ast
+import csv
+import getpass
+import inspect
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_output
+
+from lowprec_lab import authoring
+from lowprec_lab.authoring import source_notebook
+from lowprec_lab.blanks import BLANKS, load_chapters
+from lowprec_lab.chapters import CHAPTERS
+from lowprec_lab.graders.registry import MISCONCEPTIONS, load_graders
+from lowprec_lab.grading.course import CourseError, init_course, installed_release, read_seed, require_release
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = """\
+# %% tags=["setup"]
+from lowprec_lab.exercises import check, fill
+
+# %%
+@fill
+def sign_bit(x):
+    ### BEGIN SOLUTION
+    return x
+    ### END SOLUTION
+
+# %%
+check(sign_bit)
+"""
+
+
+# --- what a course is made of ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A small source of chapter 00, from which courses are made quickly."""
+    folder = tmp_path / "solutions"
+    folder.mkdir()
+    path = folder / f"{CHAPTERS[0].name}.py"
+    path.write_text(PAGE)
+    monkeypatch.setattr(authoring, "SOLUTIONS", folder)
+    return path
+
+
+@pytest.fixture
+def make(page, tmp_path):
+    return lambda folder="course", course_id="fp8-2027": init_course(tmp_path / folder, course_id, ["00"])
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_course_has_its_settings_its_sources_and_a_seed(make):
+    course = make()
+    name = CHAPTERS[0].name
+    assert set(files_of(course.folder)) == {
+        "course.json", "nbgrader_config.py", "seed", f"source/{name}/{name}.ipynb"
+    }  # fmt: skip
+    assert course.pages == [course.folder / "source" / name / f"{name}.ipynb"]
+    assert "return x" in course.pages[0].read_text()
+    assert len(read_seed(course.folder)) == 32
+    require_release(course.folder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_the_seed_is_for_the_instructor_alone(make):
+    assert stat.S_IMODE((make().folder / "seed").stat().st_mode) == 0o600
+
+
+def test_init_again_changes_nothing(make):
+    course = make()
+    (course.folder / "gradebook.db").write_bytes(b"grades")
+    before = files_of(course.folder)
+    assert make().notes == []
+    assert files_of(course.folder) == before
+
+
+def test_init_again_brings_new_sources_and_keeps_what_is_the_instructors(make, page):
+    course = make()
+    config, seed = course.folder / "nbgrader_config.py", read_seed(course.folder)
+    config.write_text(config.read_text() + "\nc.Execute.timeout = 7\n")
+    course.pages[0].write_text(course.pages[0].read_text().replace("return x", "return -x"))
+    page.write_text(PAGE.replace("return x", "return x + 0"))
+    again = make()
+    assert config.read_text().endswith("c.Execute.timeout = 7\n")
+    assert read_seed(course.folder) == seed
+    assert "return x + 0" in course.pages[0].read_text()
+    [kept] = (course.folder / "kept").iterdir()
+    assert "return -x" in kept.read_text()
+    assert [str(config) in again.notes[0], str(kept) in again.notes[1]] == [True, True]
+    assert list(course.pages[0].parent.iterdir()) == course.pages  # nbgrader would release anything beside it
+
+
+def test_an_interrupted_init_can_be_repeated(make, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lowprec_lab.grading.course._write_source", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make()
+    assert make().pages[0].is_file()
+
+
+def test_a_page_that_cannot_be_built_leaves_no_half_course(make, page, tmp_path):
+    page.write_text(PAGE.replace("    ### END SOLUTION\n", ""))
+    with pytest.raises(authoring.AuthoringError):
+        make()
+    assert not (tmp_path / "course").exists()
+
+
+def test_courses_have_seeds_of_their_own(make):
+    assert read_seed(make("one", "one").folder) != read_seed(make("two", "two").folder)
+
+
+def refused(sentence, folder, course_id="fp8-2027"):
+    with pytest.raises(CourseError, match=sentence):
+        init_course(folder, course_id, ["00"])
+
+
+def test_places_that_are_no_course_are_refused(make, tmp_path):
+    refused("is inside the clone", ROOT / "course")
+    refused("is inside the clone", ROOT)
+    assert not (ROOT / "course").exists()
+    file = tmp_path / "file"
+    file.write_text("x")
+    refused("is a file", file)
+    refused("is not empty, and no course", tmp_path)
+    refused("is the course 'fp8-2027', not 'other'", make().folder, "other")
+    (tmp_path / "course" / "course.json").write_text("{")
+    refused("cannot be read", tmp_path / "course")
+
+
+@pytest.mark.parametrize("course_id", ["", "a b", "a/b", "..", "-a", "a*", "é"])
+def test_a_course_id_is_a_folders_name(tmp_path, course_id):
+    refused("a course id is letters, digits", tmp_path / "course", course_id)
+    assert not (tmp_path / "course").exists()
+
+
+def test_grading_without_the_seed_or_with_another_release_is_refused(make):
+    folder = make().folder
+    (folder / "seed").write_text("\n")
+    with pytest.raises(CourseError, match=r"seed cannot be used \(it is empty\)"):
+        read_seed(folder)
+    (folder / "seed").unlink()
+    with pytest.raises(CourseError, match="Bring it back from a copy"):
+        read_seed(folder)
+    record = folder / "course.json"
+    record.write_text(record.read_text().replace(f'"{installed_release()}"', '"0.0.1"'))
+    with pytest.raises(CourseError, match=r"is pinned to lowprec_lab 0\.0\.1, and .* is installed"):
+        require_release(folder)
+
+
+# --- what an executed check is worth --------------------------------------------------------------------------------
+
+
+def result(text):
+    return new_output("execute_result", data={"text/plain": text})
+
+
+WARNING = new_output("stream", name="stderr", text="UserWarning: careful")
+WORTH = {
+    "full": ([result("2.0")], 2),
+    "part": ([result("0.5")], 0.5),
+    "nothing": ([result("0.0")], 0),
+    "a warning costs nothing": ([WARNING, result("2.0")], 2),
+    "an error": ([new_output("error", ename="E", evalue="", traceback=[]), result("2.0")], 0),
+    "no output": ([], 0),
+    "only a verdict": ([new_output("display_data", data={"text/plain": "2.0"})], 0),
+    "no number": ([result("'well done'")], 0),
+    "too much": ([result("3.0")], 0),
+    "negative": ([result("-1.0")], 0),
+    "nan": ([result("nan")], 0),
+}
+
+
+@pytest.mark.parametrize("name", WORTH)
+def test_what_an_executed_check_is_worth(name):
+    pytest.importorskip("nbgrader")
+    from nbgrader.utils import determine_grade
+
+    from lowprec_lab.grading.execute import settle
+
+    outputs, worth = WORTH[name]
+    cell = nbformat.v4.new_code_cell("check(f)", outputs=outputs)
+    cell.metadata["nbgrader"] = {"grade": True, "solution": False, "grade_id": "check_f", "points": 2}
+    settle(cell)
+    assert determine_grade(cell) == (worth, 2)
+
+
+# --- a class, with nbgrader's commands ------------------------------------------------------------------------------
+
+
+# A learner's folder on the machine that grades. An answer in it that were used would be right.
+SAVED = {
+    str(
+        Path("answers", "start.py")
+    ): b"# %% answer: sign_bit | saved 2026-11-30T10:11:12+00:00\n@fill\ndef sign_bit(x):\n"
+    b"    return (x.view(torch.int32) >> 31) & 1\n"
+}
+
+
+@dataclass
+class Room:
+    """A machine's worth of class: a home, an exchange, and nbgrader run as whoever is at home there."""
+
+    place: Path
+
+    @property
+    def work(self):
+        return self.place / "work"
+
+    def run(self, folder, *words):
+        home = self.place / "home"
+        environment = {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("JUPYTER", "LOWPREC", "NBGRADER"))
+            },
+            "HOME": str(home),
+            "USERPROFILE": str(home),
+            "JUPYTER_CONFIG_DIR": str(home / "config"),
+            "PYTHONPATH": str(ROOT),
+            "LOWPREC_WORK": str(self.work),
+        }
+        command = [sys.executable, "-m", "nbgrader", *words, f"--Exchange.root={self.place / 'exchange'}"]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, f"nbgrader {' '.join(words)}:\n{done.stdout[-3000:]}{done.stderr[-6000:]}"
+        return done.stdout + done.stderr
+
+    def course(self, course_id, chapters=None):
+        made = init_course(self.place / course_id, course_id, chapters)
+        for page in made.pages:
+            self.run(made.folder, "generate_assignment", page.stem)
+            self.run(made.folder, "release_assignment", page.stem)
+        return made
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    pytest.importorskip("nbgrader")
+    place = tmp_path_factory.mktemp("class")
+    (place / "home").mkdir()
+    (place / "exchange").mkdir()
+    for path, content in SAVED.items():
+        (place / "work" / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / "work" / path).write_bytes(content)
+    (place / "exchange").chmod(0o777)
+    return Room(place)
+
+
+@pytest.fixture(scope="module")
+def course(room):
+    """The course of both chapters, released."""
+    load_chapters()
+    return room.course("fp8-2027")
+
+
+def answered(page, answers):
+    """The released page at `page`, with the given sources in its answer cells."""
+    notebook = nbformat.read(page, as_version=4)
+    for cell in notebook.cells:
+        if cell.id in answers:
+            cell.source = answers[cell.id]
+    return notebook
+
+
+def references(name):
+    cells = source_notebook(authoring.SOLUTIONS / f"{name}.py").cells
+    return {cell.id: cell.source for cell in cells if cell.id in BLANKS}
+
+
+def released(course, name):
+    return course.folder / "release" / name / f"{name}.ipynb"
+
+
+def hand_in(course, student, name, notebook):
+    """A submission as a learning-management system gives it: a file in submitted/."""
+    page = course.folder / "submitted" / student / name / f"{name}.ipynb"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, page)
+
+
+def scores(course, student, name):
+    """Points of each exercise in the gradebook, and the most there are."""
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}") as gradebook:
+        [notebook] = gradebook.find_submission(name, student).notebooks
+        return {grade.name.removeprefix("check_"): (grade.auto_score, grade.max_score) for grade in notebook.grades}
+
+
+def points_of(name):
+    return {exercise: blank.points for exercise, blank in BLANKS.items() if blank.chapter.name == name}
+
+
+@pytest.fixture(autouse=True)
+def alembic_on_path(monkeypatch):
+    """nbgrader's gradebook runs `alembic`, in an environment that need not be activated."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [chapter.name for chapter in CHAPTERS])
+def test_full_marks_for_the_reference_then_0_for_an_empty_page(room, course, name):
+    """One student, through the exchange: hands in everything and is graded, hands in an untouched page and is again."""
+    desk = room.place / f"desk_{name}"
+    desk.mkdir()
+    room.run(desk, "fetch_assignment", name, "--course=fp8-2027")
+    page = desk / name / f"{name}.ipynb"
+    untouched = page.read_bytes()
+
+    def submit_and_grade(*options):
+        room.run(desk, "submit", name, "--course=fp8-2027")
+        room.run(course.folder, "collect", name, *options)
+        room.run(course.folder, "autograde", name, f"--student={getpass.getuser()}")
+        return scores(course, getpass.getuser(), name)
+
+    nbformat.write(answered(page, references(name)), page)
+    assert "Success! Your notebook passes all the tests." in room.run(desk, "validate", str(page))
+    assert submit_and_grade() == {exercise: (points, points) for exercise, points in points_of(name).items()}
+    page.write_bytes(untouched)
+    assert f"VALIDATION FAILED ON {len(points_of(name))} CELL" in room.run(desk, "validate", str(page))
+    assert submit_and_grade("--update") == {exercise: (0, points) for exercise, points in points_of(name).items()}
+    assert files_of(room.work) == SAVED  # neither read, nor written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [chapter.name for chapter in CHAPTERS])
+def test_each_misconception_costs_points(course, room, name):
+    """A class of people who are wrong: student k answers each exercise with its k-th known misconception."""
+    load_graders()
+    wrong = {exercise: MISCONCEPTIONS[exercise] for exercise in points_of(name)}
+    students = {f"wrong-{k}": k for k in range(max(map(len, wrong.values())))}
+    for student, k in students.items():
+        answers = {exercise: as_answer(known[k]) for exercise, known in wrong.items() if k < len(known)}
+        notebook = answered(released(course, name), answers)
+        notebook.cells = [cell for cell in notebook.cells if cell.id == "setup" or "nbgrader" in cell.metadata]
+        hand_in(course, student, name, notebook)
+    room.run(course.folder, "autograde", name, "--student=wrong-*")
+    graded = {student: scores(course, student, name) for student in students}
+    full_marks = [
+        (exercise, misconception.function.__name__)
+        for exercise, known in wrong.items()
+        for k, misconception in enumerate(known)
+        if graded[f"wrong-{k}"][exercise][0] >= points_of(name)[exercise]
+    ]
+    assert full_marks == []
+    assert sum(map(len, wrong.values())) >= 4 * len(wrong)
+
+
+def as_answer(misconception):
+    """A misconception as its owner would hand it in: a cell of its own, with the functions that it calls."""
+    module, parts = inspect.getmodule(misconception.function), []
+
+    def add(function):
+        for name in sorted(set(names_in(function.__code__)) & set(vars(module)) - {function.__name__}):
+            value = vars(module)[name]
+            if inspect.isfunction(value) and value.__module__ == module.__name__:
+                add(value)
+            else:
+                parts.append(f"from {module.__name__} import {name}")
+        if function is not misconception.function:
+            parts.append(inspect.getsource(function))
+
+    add(misconception.function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(misconception.function)))
+    tree.body[0].decorator_list = [ast.Name("fill")]
+    tree.body[0].name = misconception.exercise
+    return "\n".join([*dict.fromkeys(parts), ast.unparse(tree)])
+
+
+def names_in(code):
+    yield from code.co_names
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from names_in(constant)
+
+
+@pytest.mark.slow
+def test_warnings_cost_nothing_and_tricks_earn_nothing(course, room):
+    """One page: an answer that warns, one that raises, one that never ends, and a `check` that was replaced."""
+    name = CHAPTERS[1].name
+    answers = references(name)
+    first, second, third, fourth = list(points_of(name))[:4]
+    warns = "    import sys, warnings\n    warnings.warn('careful')\n    print('careful', file=sys.stderr)\n"
+    answers[first] = with_first_line(answers[first], warns)
+    answers[second] = with_first_line(answers[second], "    raise RuntimeError('no')\n")
+    answers[third] = with_first_line(answers[third], "    while True: pass\n")
+    answers[fourth] += "\n\ndef check(answer):\n    return 'all tests passed'\n"
+    hand_in(course, "odd", name, answered(released(course, name), answers))
+    room.run(course.folder, "autograde", name, "--student=odd")
+    graded = scores(course, "odd", name)
+    assert graded.pop(first) == (points_of(name)[first], points_of(name)[first])
+    assert {points for points, _ in graded.values()} == {0}
+    room.run(course.folder, "generate_feedback", name, "--student=odd")
+    feedback = (course.folder / "feedback" / "odd" / name / f"{name}.html").read_text(encoding="utf-8")
+    assert "This check ended in no number" in feedback
+    assert f"✗ {second}" in feedback or f"&#10007; {second}" in feedback
+    room.run(course.folder, "export")
+    with (course.folder / "grades.csv").open() as file:
+        [row] = [row for row in csv.DictReader(file) if (row["student_id"], row["assignment"]) == ("odd", name)]
+    assert float(row["score"]) == points_of(name)[first]
+    assert float(row["max_score"]) == sum(points_of(name).values())
+
+
+def with_first_line(source, lines):
+    head, marker, rest = source.partition("    ### BEGIN SOLUTION\n")
+    return f"{head}{marker}{lines}{rest}"
+
+
+@pytest.mark.slow
+def test_two_courses_side_by_side(course, room):
+    """The same student in two courses of one exchange: each course has its own grades."""
+    name = CHAPTERS[0].name
+    hand_in(course, "ada", name, answered(released(course, name), {}))
+    other = room.course("fp8-evening", [name])
+    hand_in(other, "ada", name, answered(released(other, name), references(name)))
+    for one in (course, other):
+        room.run(one.folder, "autograde", name, "--student=ada")
+    assert set(scores(course, "ada", name).values()) == {(0, points) for points in points_of(name).values()}
+    assert set(scores(other, "ada", name).values()) == {(points, points) for points in points_of(name).values()}
+    listed = room.run(room.place, "list", "--course=fp8-evening")
+    assert name in listed
+    assert CHAPTERS[1].name not in listed
+
+
+@pytest.mark.slow
+def test_nobody_is_graded_without_the_courses_seed(course, room):
+    name = CHAPTERS[0].name
+    hand_in(course, "late", name, answered(released(course, name), references(name)))
+    seed = course.folder / "seed"
+    kept = seed.rename(course.folder / "elsewhere")
+    try:
+        with pytest.raises(AssertionError, match="seed cannot be used"):
+            room.run(course.folder, "autograde", name, "--student=late")
+    finally:
+        kept.rename(seed)
