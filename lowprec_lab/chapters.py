@@ -1,0 +1,46 @@
+"""The chapters in reading order: the one list behind the map of progress, `lowprec-lab open` and the builder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One chapter, one room on every floor.
+
+    name: "01_bit_layouts": solutions/<name>.py, notebooks/<name>/<name>.ipynb, work/<name>.ipynb.
+    module: "bits": lowprec_lab/<module>.py, lowprec_lab/graders/<module>.py, answers/<module>.py.
+    question: what the chapter answers; shown on the map.
+    """
+
+    name: str
+    module: str
+    question: str
+
+    @property
+    def number(self) -> str:
+        return self.name[:2]
+
+    @property
+    def title(self) -> str:
+        return self.name[3:].replace("_", " ").capitalize()
+
+
+CHAPTERS = (
+    Chapter("00_start", "start", "How does this lab work?"),
+    Chapter("01_bit_layouts", "bits", "What do 8 bits mean?"),
+)
+
+
+def find_chapter(text: str) -> Chapter:
+    """The chapter whose number ("1", "01"), name ("01_bit_layouts") or module ("bits") is `text`.
+
+    Raises ValueError that lists the chapters there are.
+    """
+    wanted = str(text).strip()
+    for chapter in CHAPTERS:
+        if wanted in (chapter.name, chapter.module, chapter.number, chapter.number.lstrip("0") or "0"):
+            return chapter
+    known = ", ".join(chapter.name for chapter in CHAPTERS)
+    raise ValueError(f"there is no chapter {wanted!r}. The chapters are: {known}")

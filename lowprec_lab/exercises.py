@@ -1,0 +1,368 @@
+"""What a page uses: `fill` an answer, `check` it, `reveal` the reference, see your `progress`, answer a `question`.
+
+A blank that nobody filled in this kernel is supplied by the learner's saved answer, else by the reference, else by the
+exact oracle where its grader names one; the last two say so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowprec_lab import blanks
+from lowprec_lab.blanks import BLANKS, FILLED, Blank, blank, blank_of, in_order, load_chapters
+from lowprec_lab.graders import registry
+from lowprec_lab.graders.judging import grade, unwritten
+from lowprec_lab.graders.verdict import Verdict
+from lowprec_lab.sources import (
+    AnswerError,
+    Source,
+    is_untouched,
+    load,
+    reference,
+    reference_source,
+    source_of,
+)
+
+__all__ = [
+    "BLANKS", "AnswerError", "Supply", "blank", "check", "check_answers", "fill", "load_chapters", "on_fill",
+    "progress", "question", "reveal", "supply", "verdict_on",
+]  # fmt: skip
+
+_LISTENERS: list[Callable[[str], None]] = []
+_SOURCES: dict[str, Source | None] = {}
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What stands in for a blank. origin: "yours", "saved", "reference" or "oracle"; line: a sentence that says so."""
+
+    function: Callable
+    origin: str
+    line: str
+
+
+def on_fill(callback: Callable[[str], None]) -> None:
+    """Call `callback(name)` whenever an answer goes live, so that what runs on it can draw itself again."""
+    _LISTENERS.append(callback)
+
+
+# --- fill -------------------------------------------------------------------------------------------------------------
+
+
+def fill(answer: Callable) -> Callable:
+    """Decorator: make the learner's function (or class) live at once, everywhere the package calls it.
+
+    An untouched stub installs nothing. Raises AnswerError, with a sentence, for a name that is no exercise, a signature
+    that differs from the contract, or a cell that does not stand alone.
+    """
+    load_chapters()
+    target = _known_blank(answer)
+    source = source_of(answer)
+    if source is not None and is_untouched(source.text, target.name):
+        return getattr(inspect.getmodule(target.contract), "__dict__", {}).get(target.name, answer)
+    _require_signature(answer, target)
+    if source is not None:
+        load(source, target, lambda name: getattr(_module_of(BLANKS[name]), name), f"your {target.name}")
+    answer.__lowprec_blank__ = target.name
+    _SOURCES[target.name] = source
+    blanks.install(target.name, answer)
+    for callback in _LISTENERS:
+        callback(target.name)
+    return answer
+
+
+def _known_blank(answer: Callable) -> Blank:
+    name = getattr(answer, "__name__", str(answer))
+    if name not in BLANKS:
+        near = difflib.get_close_matches(name, BLANKS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" The exercises are: {', '.join(b.name for b in in_order())}."
+        raise AnswerError(f"@fill: no exercise is called {name}.{hint}")
+    return BLANKS[name]
+
+
+def _module_of(target: Blank) -> object:
+    return inspect.getmodule(target.contract)
+
+
+def _require_signature(answer: Callable, target: Blank) -> None:
+    """Compare names, order and defaults with the contract; extra parameters are allowed when they have defaults."""
+    pairs = [(target.name, target.contract, answer)]
+    if inspect.isclass(target.contract):
+        methods = [name for name, value in vars(target.contract).items() if inspect.isfunction(value)]
+        missing = [name for name in methods if not hasattr(answer, name)]
+        if missing:
+            raise AnswerError(f"{target.name} has no {', '.join(missing)}; the contract asks for it.")
+        pairs = [(f"{target.name}.{m}", getattr(target.contract, m), getattr(answer, m)) for m in methods]
+    for label, contract, given in pairs:
+        wanted, found = (list(inspect.signature(f).parameters.values()) for f in (contract, given))
+        same = [(p.name, p.default, p.kind) for p in wanted] == [
+            (p.name, p.default, p.kind) for p in found[: len(wanted)]
+        ]
+        if not same or any(
+            p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found[len(wanted) :]
+        ):
+            raise AnswerError(
+                f"{label} takes ({', '.join(_plain(p) for p in wanted)}), and your version takes "
+                f"({', '.join(_plain(p) for p in found)}). Keep the names, the order and the defaults; "
+                "parameters of your own come after them and have defaults."
+            )
+
+
+def _plain(parameter: inspect.Parameter) -> str:
+    return str(parameter.replace(annotation=inspect.Parameter.empty))
+
+
+# --- supply -----------------------------------------------------------------------------------------------------------
+
+
+def supply(name: str) -> Supply:
+    """What runs for a blank now: the answer filled in this kernel, the saved one, the reference, the exact oracle.
+
+    Raises AnswerError that names the exercise and the page when there is none of them.
+    """
+    load_chapters()
+    target = BLANKS[name]
+    if name in FILLED:
+        return Supply(FILLED[name], "yours", f"your {name} (exercise {target.exercise})")
+    saved = _saved(target)
+    if saved is not None:
+        return saved
+    if reference_source(name) is not None:
+        return Supply(reference(name), "reference", f"reference: {name} (exercise {target.exercise})")
+    registry.load_graders()
+    if name in registry.ORACLES:
+        return Supply(
+            registry.ORACLES[name], "oracle", f"exact oracle: {name} (exercise {target.exercise}), until you write it"
+        )
+    raise AnswerError(
+        f"{name} is not written yet: it is exercise {target.exercise}, on the page {target.page}. "
+        f"Open it with `lowprec-lab open {target.chapter.number}`."
+    )
+
+
+def _saved(target: Blank) -> Supply | None:
+    entry, helpers, _ = _saved_entry(target)
+    if entry is None:
+        return None
+    try:
+        function = load(
+            Source(entry.source, helpers or ""),
+            target,
+            lambda name: getattr(_module_of(BLANKS[name]), name),
+            f"answers/{target.module}.py: {target.name}",
+        )
+    except AnswerError as error:
+        print(f"your saved {target.name} was left out: {error}")
+        return None
+    function.__lowprec_blank__ = target.name
+    _SOURCES[target.name] = Source(entry.source, helpers or "")
+    return Supply(
+        function, "saved", f"your saved {target.name} of {_date(entry.saved_at)} (exercise {target.exercise})"
+    )
+
+
+_TOLD: set[str] = set()
+
+
+def _saved_entry(target: Blank) -> tuple:
+    """(saved answer or None, helpers, problems); every problem is told once."""
+    from lowprec_lab import workspace
+
+    answers = workspace.load_answers(target.module)
+    for problem in answers.problems:
+        if problem not in _TOLD:
+            _TOLD.add(problem)
+            print(problem)
+    return answers.answers.get(target.name), answers.helpers, answers.problems
+
+
+def _date(moment: object) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M") if hasattr(moment, "astimezone") else str(moment)
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def check(answer: object, *, report: bool = False) -> float | None:
+    """Grade an answer at once, show the verdict, and save the answer when it passes.
+
+    answer: the function that `@fill` returned, or a blank's name. report: also write a file with which the verdict can
+    be disputed. Returns nothing in a notebook; under nbgrader the points, as the cell's result.
+    """
+    target = blank_of(answer)
+    if target is None:
+        name = getattr(answer, "__name__", repr(answer))
+        raise AnswerError(
+            f"check({name}): that is no exercise. Put `@fill` above `def {name}` and run that cell first."
+        )
+    verdict = verdict_on(answer, target)
+    if verdict.passed:
+        verdict.notes += _keep(target)
+    if report:
+        verdict.notes.append(f"report: {_write_report(target, verdict)}")
+    _show(verdict)
+    return verdict.points if _under_nbgrader() else None
+
+
+def verdict_on(answer: object, target: Blank) -> Verdict:
+    """The verdict on what the learner filled in; an "unwritten" one where nothing was filled in this kernel."""
+    registry.load_graders()
+    function = FILLED.get(target.name) if isinstance(answer, str) or _is_dispatcher(answer) else answer
+    if function is None:
+        return _nothing_filled(target)
+    verdict = grade(target, function)
+    if not verdict.passed:
+        at_fault = _earlier_at_fault(target, _SOURCES.get(target.name))
+        if at_fault:
+            _pass_all_the_same(verdict, at_fault)
+    return verdict
+
+
+def _is_dispatcher(answer: object) -> bool:
+    return hasattr(answer, "__wrapped__") and getattr(answer, "__lowprec_blank__", None) is not None
+
+
+def _nothing_filled(target: Blank) -> Verdict:
+    entry, _, _ = (None, None, None) if _under_nbgrader() else _saved_entry(target)
+    how = f"Write exercise {target.exercise} in the cell above and run it (Shift+Enter), then run this one."
+    if entry is None:
+        return unwritten(target, f"not written yet (exercise {target.exercise})", how)
+    headline = f"not judged now; your saved answer of {_date(entry.saved_at)} is in use"
+    return unwritten(target, headline, "To judge it again, run the cell above (Shift+Enter), then this one.")
+
+
+def _earlier_at_fault(target: Blank, source: Source | None) -> str:
+    """The earlier answer because of which this one fails, when it passes with the references in their place."""
+    used = [b.name for b in blanks.earlier_than(target.name) if source and b.name in source.text and b.name in FILLED]
+    if not used or any(reference_source(name) is None for name in used):
+        return ""
+
+    def passes(own: set[str]) -> bool:
+        earlier = {n: FILLED[n] if n in own else reference(n) for n in used}
+        others = lambda name: earlier.get(name) or getattr(_module_of(BLANKS[name]), name)  # noqa: E731
+        return grade(target, load(source, target, others, f"your {target.name}"), naming=False).passed
+
+    if not passes(set()):
+        return ""
+    return next((name for name in used if not passes({name})), used[0])
+
+
+def _pass_all_the_same(verdict: Verdict, at_fault: str) -> None:
+    verdict.level, verdict.passed, verdict.points = "exact", True, verdict.max_points
+    verdict.headline = f"right, with a right {at_fault} under it"
+    verdict.rows, verdict.try_it, verdict.misconception = [], "", ""
+    verdict.sentences = [
+        f"It fails now only because your {at_fault} (exercise {BLANKS[at_fault].exercise}) is wrong; with the reference "
+        f"in its place it is right on every input, so this exercise counts. Mend {at_fault} next."
+    ]
+    for line in verdict.checks:
+        line["passed"] = True
+
+
+def _keep(target: Blank) -> list[str]:
+    """Save a passing answer where there is a kernel to save from, and say what the pass opens."""
+    notes = [target.unlocks] if target.unlocks else []
+    source = _SOURCES.get(target.name)
+    if _under_nbgrader() or not _interactive() or source is None:
+        return notes
+    from lowprec_lab import workspace
+
+    try:
+        order = [b.name for b in in_order()]
+        path = workspace.save_answer(target.module, target.name, source.text, source.helpers or None, order=order)
+    except workspace.WorkspaceError as error:
+        return [*notes, f"Your answer is right, and could not be saved: {error}"]
+    return [f"Saved to {path.parent.name}/{path.name}." if path else "", *notes]
+
+
+def _write_report(target: Blank, verdict: Verdict) -> Path:
+    from lowprec_lab.reports import write_report
+
+    source = _SOURCES.get(target.name)
+    return write_report(target, verdict, source.text if source else "")
+
+
+def _under_nbgrader() -> bool:
+    return bool(os.environ.get("NBGRADER_EXECUTION"))
+
+
+def _interactive() -> bool:
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return get_ipython() is not None
+
+
+def _show(thing: object) -> None:
+    if _interactive():
+        from IPython.display import display
+
+        display(thing)
+    else:
+        print(thing)
+
+
+# --- the rest of the page's tools ---------------------------------------------------------------------------------------
+
+
+def reveal(answer: object) -> None:
+    """Show the reference answer to an exercise (a function or its name)."""
+    target = blank_of(answer)
+    if target is None:
+        known = ", ".join(b.name for b in in_order())
+        raise AnswerError(f"{answer!r} is no exercise. The exercises are: {known}")
+    source = reference_source(target.name)
+    if source is None:
+        print(f"No reference answer for {target.name} is installed here. A teacher may publish it after the deadline.")
+        return
+    text = "\n".join(line for line in source.text.splitlines() if line.strip() not in _MARKERS)
+    if _interactive():
+        from IPython.display import Code, display
+
+        display(Code(text, language="python"))
+    else:
+        print(text)
+
+
+_MARKERS = ("### BEGIN SOLUTION", "### END SOLUTION")
+
+
+def progress() -> None:
+    """Show the map of chapters: what is done, and whose code runs for each exercise."""
+    from lowprec_lab.progress import progress_map
+
+    _show(progress_map())
+
+
+def question(key: str, value: object) -> None:
+    """Check the answer to a question about the real code, and say why it is right or where to look again."""
+    registry.load_graders()
+    if key not in registry.QUESTIONS:
+        raise AnswerError(f"there is no question {key!r}. The questions are: {', '.join(registry.QUESTIONS)}")
+    asked = registry.QUESTIONS[key]
+    if value is ...:
+        print(f"? {key}   not answered yet: put your answer in place of the dots.")
+    elif type(value) is type(asked.right) and value == asked.right:
+        print(f"✓ {key}   {asked.because}")
+    else:
+        known = next(
+            (text for wrong, text in asked.nudges.items() if type(wrong) is type(value) and wrong == value), ""
+        )
+        print(f"✗ {key}   {known or asked.nudge}")
+
+
+def check_answers(path: str | Path | None = None, names: list[str] | None = None) -> dict:
+    """Grade the answers in a folder (saved answers or pages; the learner's own when omitted), as `check --json` prints.
+
+    Every exercise runs on the references of earlier ones, and where there are none on the folder's own. Raises
+    AnswerError for an unknown exercise or a folder that is not there.
+    """
+    from lowprec_lab.terminal import check_folder
+
+    return check_folder(path, names)

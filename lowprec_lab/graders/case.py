@@ -1,0 +1,213 @@
+"""What a check works with: an answer that is called with data, and a case that records how the results compare.
+
+Only data goes to an answer and only data comes back (tensors, numbers, strings, Formats, tuples), so the same check
+judges a function in this process or one behind a pipe. Every comparison is recorded element by element, as bits: the
+verdict shows the first difference, and the naming of misconceptions compares whole records.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowprec_lab.formats import Format
+
+# All NaNs of a dtype compare equal: formats disagree about payloads, never about being NaN.
+_NAN_TOKEN = np.int64(-(2**63) + 1)
+_BIT_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class AnswerFailed(Exception):
+    """An answer raised, ran too long, changed its input or gave back something that is not data."""
+
+    def __init__(self, kind: str, sentence: str, where: str = "") -> None:
+        super().__init__(sentence)
+        self.kind, self.sentence, self.where = kind, sentence, where
+
+
+@dataclass
+class Call:
+    """One call of the answer: positional arguments and keywords, as they were handed over."""
+
+    args: tuple
+    kwargs: dict = field(default_factory=dict)
+
+
+@dataclass
+class Record:
+    """One comparison. `got` and `want` are the results; arrays have one row per part and one column per element.
+
+    problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then.
+    """
+
+    call: Call
+    want: tuple
+    got: tuple
+    wrong: np.ndarray
+    tokens: np.ndarray
+    show: object = None
+    problem: tuple[str, str] | None = None
+
+    @property
+    def cases(self) -> int:
+        return self.wrong.size
+
+
+def bits_of(value: Tensor) -> np.ndarray:
+    """The bits of a tensor's elements as a flat int64 array."""
+    flat = value.detach().contiguous().reshape(-1)
+    view = flat.view(torch.uint8 if flat.dtype == torch.bool else _BIT_VIEWS[flat.element_size()])
+    return view.numpy().astype(np.int64)
+
+
+def tokens_of(value: object) -> np.ndarray:
+    """The bits of a tensor's elements, or of a number, as a flat int64 array, with one token for every NaN."""
+    if isinstance(value, Tensor):
+        bits = bits_of(value)
+        if value.dtype.is_floating_point:
+            bits = np.where(value.detach().reshape(-1).isnan().numpy(), _NAN_TOKEN, bits)
+        return bits
+    if isinstance(value, float):
+        return tokens_of(torch.tensor([value], dtype=torch.float64))
+    return np.array([zlib.crc32(repr(value).encode()) if not isinstance(value, int) else _small(value)], dtype=np.int64)
+
+
+def _small(value: int) -> int:
+    return value if -(2**63) <= value < 2**63 else zlib.crc32(repr(value).encode())
+
+
+def type_problem(got: object, want: object, what: str = "It") -> tuple[str, str] | None:
+    """Why `got` cannot be compared with `want`: the type, then the dtype, then the shape. None if it can."""
+    if want is None and type(got) is float:
+        return None  # a number where there is none is a wrong value, like any other
+    if type(got) is not type(want):
+        expected = "None" if want is None else f"{_article(type(want).__name__)}"
+        given = "None (is a `return` missing?)" if got is None else _article(type(got).__name__)
+        return "type", f"{what} returned {given}; {expected} is expected."
+    if not isinstance(want, Tensor):
+        return None
+    if got.device != want.device:
+        return "device", f"{what} returned a tensor on {got.device}; one on {want.device} is expected, like the input."
+    if got.dtype != want.dtype:
+        return "dtype", f"{what} returned {_dtype(got)}; {_dtype(want)} is expected."
+    if got.shape != want.shape:
+        return "shape", f"{what} returned shape {tuple(got.shape)}; {tuple(want.shape)} is expected."
+    return None
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+class Case:
+    """The inputs of one check and the record of its comparisons.
+
+    rng: numpy generator that depends only on the seed and the check's name.
+    size: multiplies the number of random inputs (the naming of misconceptions looks twice, the second time harder).
+    """
+
+    def __init__(self, seed: int, name: str, size: int = 1) -> None:
+        self.rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        self.size = size
+        self.records: list[Record] = []
+        self.last_call: Call | None = None
+
+    def count(self, base: int) -> int:
+        """`base` random inputs, more of them when the case is a larger one."""
+        return base * self.size
+
+    def same_bits(self, got: object, want: object, *, show: object = None, parts: tuple[str, ...] = ()) -> None:
+        """Record whether `got` equals `want`: type, dtype and shape first, then every element's bits, NaN by class.
+
+        show: how to display a result: a Format (its codes as bit strips) or a function from an element to text.
+        parts: names of the elements of a tuple result ("sign", "exponent", "mantissa").
+        """
+        wants = want if isinstance(want, tuple) else (want,)
+        gots, problem = (got if isinstance(want, tuple) else (got,)), None
+        if isinstance(want, tuple):
+            problem = _tuple_problem(got, want, parts)
+        problem = problem or next(
+            (found for part, g, w in zip(_named(parts, wants), gots, wants) if (found := type_problem(g, w, part))),
+            None,
+        )
+        expected = np.stack([tokens_of(w) for w in wants])
+        if problem:
+            record = Record(self.last_call, wants, (got,), np.ones(expected.shape[1], bool), expected, show, problem)
+        else:
+            tokens = np.stack([tokens_of(g) for g in gots])
+            record = Record(self.last_call, wants, gots, (tokens != expected).any(axis=0), tokens, show)
+        self.records.append(record)
+
+
+def _named(parts: tuple[str, ...], wants: tuple) -> list[str]:
+    return [f"The {part}" if len(wants) > 1 else "It" for part in (parts or ("result",) * len(wants))]
+
+
+def _tuple_problem(got: object, want: tuple, parts: tuple[str, ...]) -> tuple[str, str] | None:
+    expected = f"a tuple of {len(want)}" + (f" ({', '.join(parts)})" if parts else "")
+    if type(got) is not tuple:
+        return "type", f"It returned {_article(type(got).__name__)}; {expected} is expected."
+    if len(got) != len(want):
+        return "type", f"It returned a tuple of {len(got)}; {expected} is expected."
+    return None
+
+
+def copy_data(value: object) -> object:
+    """An independent copy of what is handed to an answer; TypeError if it is not data."""
+    if type(value) is Tensor:
+        return value.clone(memory_format=torch.preserve_format)
+    if type(value) in (tuple, list):
+        return type(value)(copy_data(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str, Format, torch.dtype)):
+        return value
+    raise TypeError(f"{type(value).__name__} is not data: tensors, numbers, strings, Formats, dtypes and tuples are")
+
+
+def same_data(left: object, right: object) -> bool:
+    """Whether two copies of the same data still have the same bits."""
+    if isinstance(left, Tensor):
+        # Bits, not classes: turning one NaN into another is a change too. A shape can change in place as well.
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        views = [t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
+        return torch.equal(*views)
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(same_data(a, b) for a, b in zip(left, right))
+    return True
+
+
+class Answer:
+    """A function under judgement: called with copies of data, watched for changed inputs, and held to return data."""
+
+    def __init__(self, function: Callable, case: Case) -> None:
+        self.function, self.case = function, case
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        self.case.last_call = Call(args, kwargs)
+        handed = copy_data(args), {key: copy_data(value) for key, value in kwargs.items()}
+        kept = copy_data(args)
+        result = self.function(*handed[0], **handed[1])
+        if not same_data(kept, handed[0]):
+            raise AnswerFailed("mutated", "It changes its input in place. Work on a new tensor: callers keep theirs.")
+        return _require_data(result)
+
+
+def _require_data(result: object) -> object:
+    if isinstance(result, (tuple, list)):
+        for item in result:
+            _require_data(item)
+        return result
+    if result is None or isinstance(
+        result, (Tensor, bool, int, float, str, Format, torch.dtype, np.generic, np.ndarray)
+    ):
+        return result
+    raise AnswerFailed("type", f"It returned {_article(type(result).__name__)}, which is not a tensor or a number.")

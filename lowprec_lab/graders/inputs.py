@@ -1,0 +1,113 @@
+"""The inputs that checks share: made-up formats, codes, and the float32 values where formats change their mind."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowprec_lab.formats import FORMATS, Format
+from lowprec_lab.graders import oracle
+
+# Formats that nobody's library has: an answer that leans on a native cast, or on one format's constants, meets them.
+MADE_UP = (
+    Format("e3m4_bias5", 3, 4, bias=5, specials="fn"),
+    Format("e6m1", 6, 1),
+    Format("e4m3_ieee", 4, 3),
+    Format("e5m2_finite", 5, 2, specials="finite"),
+    Format("e2m5_fnuz", 2, 5, bias=2, specials="fnuz"),
+    Format("e4m4_unsigned", 4, 4, specials="fn", signed=False),
+    Format("e3m3_no_subnormals", 3, 3, specials="finite", subnormals=False),
+    Format("e7m0", 7, 0, specials="fn"),
+    Format("e5m7", 5, 7, bias=20),
+)
+
+
+def small_formats() -> list[Format]:
+    """Every registered format of at most 16 bits, and the made-up ones."""
+    return [fmt for fmt in FORMATS.values() if fmt.width <= 16] + list(MADE_UP)
+
+
+def every_format() -> list[Format]:
+    """Every registered format, and the made-up ones."""
+    return list(FORMATS.values()) + list(MADE_UP)
+
+
+def random_format(rng: np.random.Generator, max_width: int = 12) -> Format:
+    """A valid format drawn at random, of at most `max_width` bits and at least two binades."""
+    while True:
+        exponent_bits, mantissa_bits = int(rng.integers(2, 8)), int(rng.integers(0, 9))
+        default_bias = 2 ** (exponent_bits - 1) - 1
+        options = {
+            "bias": default_bias + int(rng.integers(-3, 4)),
+            "specials": str(rng.choice(["ieee", "fn", "fnuz", "finite"])),
+            "signed": bool(rng.random() < 0.8),
+            "subnormals": bool(rng.random() < 0.8),
+        }
+        name = f"e{exponent_bits}m{mantissa_bits}_{options['specials']}_bias{options['bias']}"
+        try:
+            fmt = Format(name, exponent_bits, mantissa_bits, **options)
+        except ValueError:
+            continue  # not every combination can exist: draw again
+        if fmt.width <= max_width:
+            return fmt
+
+
+def all_codes(fmt: Format) -> Tensor:
+    """Every code of a format of at most 16 bits, as int32."""
+    return torch.arange(2**fmt.width, dtype=torch.int32)
+
+
+def random_codes(fmt: Format, count: int, rng: np.random.Generator) -> Tensor:
+    """`count` codes of the format, each bit pattern equally likely, as int32."""
+    drawn = rng.integers(0, 2**fmt.width, count, dtype=np.uint64).astype(np.uint32)
+    return torch.from_numpy(drawn.view(np.int32))
+
+
+def codes_to_try(fmt: Format, count: int, rng: np.random.Generator) -> Tensor:
+    """Every code where that is at most 12 bits; else the ends of every binade and `count` random codes."""
+    if fmt.width <= 12:
+        return all_codes(fmt)
+    if fmt.width <= 16:
+        return torch.cat([_binade_ends(fmt), random_codes(fmt, count, rng)])
+    return torch.cat([oracle.landmark_codes(fmt), random_codes(fmt, count, rng)])
+
+
+def _binade_ends(fmt: Format) -> Tensor:
+    last = 2**fmt.mantissa_bits - 1
+    starts = torch.arange(0, 2**fmt.width, 2**fmt.mantissa_bits, dtype=torch.int32)
+    ends = torch.tensor(sorted({0, min(1, last), last // 2, max(last - 1, 0), last}), dtype=torch.int32)
+    return (starts[:, None] + ends[None, :]).reshape(-1)
+
+
+def float32_from_bits(bits) -> Tensor:
+    """The float32 values with these bit patterns (a sequence of non-negative integers)."""
+    return torch.from_numpy(np.asarray(bits, dtype=np.uint32).view(np.int32)).view(torch.float32)
+
+
+# Both zeros, the ends of the subnormals, 1 and its neighbours, the largest finite value, infinities, and NaNs that
+# differ in sign, in payload and in being quiet.
+SPECIAL_BITS = (
+    0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x80800000, 0x3F7FFFFF,
+    0x3F800000, 0xBF800000, 0x3F800001, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000,
+    0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00001, 0xFFC12345,
+)  # fmt: skip
+
+
+def special_float32() -> Tensor:
+    """Zeros, subnormals, neighbours of 1, the largest values, infinities and NaNs of every kind."""
+    return float32_from_bits(SPECIAL_BITS)
+
+
+def random_float32(count: int, rng: np.random.Generator) -> Tensor:
+    """`count` float32 values, each bit pattern equally likely (NaNs and subnormals included)."""
+    return float32_from_bits(rng.integers(0, 2**32, count, dtype=np.uint64))
+
+
+def around(values: Tensor) -> Tensor:
+    """Each value with its two float32 neighbours: below, at, above; values that are not finite stay as they are."""
+    exact = values.to(torch.float32)
+    finite = exact[exact.isfinite()].numpy()
+    with np.errstate(over="ignore"):  # the neighbour above the largest float32 is infinity, and is wanted
+        near = [np.nextafter(finite, np.float32(-np.inf)), finite, np.nextafter(finite, np.float32(np.inf))]
+    return torch.from_numpy(np.concatenate([*near, exact[~exact.isfinite()].numpy()]))

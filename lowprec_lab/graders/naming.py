@@ -1,0 +1,94 @@
+"""Which known misconception an answer behaves like, if exactly one fits.
+
+A misconception is named only when the answer agrees with it on every input where either of them is wrong, on at least
+three distinct inputs, when no rival fits as well, and when all that still holds on a second, larger set of inputs.
+No name is better than a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from torch import Tensor
+
+from lowprec_lab.graders.case import Record, bits_of
+from lowprec_lab.graders.registry import MISCONCEPTIONS, Misconception
+from lowprec_lab.graders.run import Outcome, run_checks
+
+_DISTINCT_INPUTS = 3
+_SECOND_LOOK_SIZE = 4
+
+
+def name_misconception(exercise: str, function: Callable, outcomes: list[Outcome], seed: int) -> Misconception | None:
+    """The one known misconception of `exercise` that explains all of `outcomes`, or None."""
+    suspects = [m for m in MISCONCEPTIONS.get(exercise, []) if _explains(_known(m, seed, 1), outcomes)]
+    if len(suspects) != 1:
+        return None
+    other_seed = seed + 1
+    second_look = run_checks(exercise, function, seed=other_seed, size=_SECOND_LOOK_SIZE)
+    fits = _explains(_known(suspects[0], other_seed, _SECOND_LOOK_SIZE), second_look)
+    return suspects[0] if fits else None
+
+
+@lru_cache(maxsize=512)
+def _known(wrong: Misconception, seed: int, size: int) -> list[Outcome]:
+    return run_checks(wrong.exercise, wrong.function, seed=seed, size=size)
+
+
+def _explains(suspect: list[Outcome], actual: list[Outcome]) -> bool:
+    distinct: set = set()
+    for theirs, ours in zip(suspect, actual, strict=True) if len(suspect) == len(actual) else ():
+        if _failure_of(theirs) != _failure_of(ours) or len(theirs.records) != len(ours.records):
+            return False
+        for known, found in zip(theirs.records, ours.records):
+            if not _same_where_wrong(known, found):
+                return False
+            distinct.update(_wrong_inputs(found, _DISTINCT_INPUTS))
+        if ours.failure:
+            distinct.add((ours.check.name, "failure"))
+    return len(distinct) >= _DISTINCT_INPUTS
+
+
+def _failure_of(outcome: Outcome) -> tuple | None:
+    failure = outcome.failure
+    return failure and (failure.kind, failure.sentence.split(":")[0])
+
+
+def _same_where_wrong(known: Record, found: Record) -> bool:
+    if (known.problem is None) != (found.problem is None):
+        return False
+    if found.problem is not None:
+        return known.problem == found.problem
+    either = known.wrong | found.wrong
+    return np.array_equal(known.tokens[:, either], found.tokens[:, either])
+
+
+def _wrong_inputs(record: Record, limit: int) -> list[tuple]:
+    """Up to `limit` distinct inputs of the elements that came out wrong."""
+    found: list[tuple] = []
+    for index in np.flatnonzero(record.wrong)[:64]:
+        key = input_key(record, int(index))
+        if key not in found:
+            found.append(key)
+        if len(found) == limit:
+            break
+    return found
+
+
+def input_key(record: Record, index: int) -> tuple:
+    """What element `index` of a comparison was computed from: the bits of each argument's element, or its repr."""
+    want = record.want[0]
+    return tuple(
+        int(bits_of(arg)[index]) if _elementwise(arg, want) else _whole(arg)
+        for arg in (*record.call.args, *record.call.kwargs.values())
+    )
+
+
+def _elementwise(arg: object, want: object) -> bool:
+    return isinstance(arg, Tensor) and isinstance(want, Tensor) and arg.shape == want.shape
+
+
+def _whole(arg: object) -> object:
+    return bits_of(arg).tobytes() if isinstance(arg, Tensor) else repr(arg)

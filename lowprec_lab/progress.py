@@ -1,0 +1,98 @@
+"""The map of progress: every exercise of every chapter, whether it is done, and whose code runs for it now."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass
+
+from lowprec_lab.blanks import FILLED, Blank, in_order
+from lowprec_lab.chapters import CHAPTERS
+
+_MARKS = {"done": ("●", "done"), "live": ("◐", "in this kernel, not passed yet"), "open": ("○", "open")}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One exercise on the map. state: "done" (saved after a pass), "live" (filled in this kernel) or "open"."""
+
+    exercise: str
+    name: str
+    chapter: str
+    minutes: int
+    points: float
+    state: str
+    runs: str
+
+
+class ProgressMap:
+    """The map as plain text, as HTML with inline styles, and as data."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        self.lines = lines
+
+    def to_dict(self) -> dict:
+        """{"done", "total", "exercises": [...]}."""
+        done = sum(line.state == "done" for line in self.lines)
+        return {"done": done, "total": len(self.lines), "exercises": [asdict(line) for line in self.lines]}
+
+    def _chapters(self):
+        for chapter in CHAPTERS:
+            lines = [line for line in self.lines if line.chapter == chapter.name]
+            done = sum(line.state == "done" for line in lines)
+            yield chapter, lines, f"{done} of {len(lines)} done"
+
+    def text(self) -> str:
+        """The map for a terminal or a screen reader."""
+        rows = []
+        for chapter, lines, done in self._chapters():
+            rows.append(f"{chapter.number} {chapter.title}: {chapter.question}   {done}")
+            for line in lines:
+                mark, _ = _MARKS[line.state]
+                rows.append(f"   {mark} {line.exercise:<5} {line.name:<18} {line.minutes:>3} min   runs: {line.runs}")
+        rows.append("   " + "   ".join(f"{mark} {meaning}" for mark, meaning in _MARKS.values()))
+        return "\n".join(rows)
+
+    def html(self) -> str:
+        """The map for a notebook."""
+        rows = []
+        for chapter, lines, done in self._chapters():
+            rows.append(
+                f'<tr><td colspan="5" style="text-align: left; padding-top: 8px"><b>{chapter.number} '
+                f"{html.escape(chapter.title)}</b> {html.escape(chapter.question)} ({done})</td></tr>"
+            )
+            for line in lines:
+                mark, meaning = _MARKS[line.state]
+                cells = (f"{mark} {meaning}", line.exercise, line.name, f"{line.minutes} min", f"runs: {line.runs}")
+                rows.append(
+                    "<tr>"
+                    + "".join(f'<td style="text-align: left">{html.escape(cell)}</td>' for cell in cells)
+                    + "</tr>"
+                )
+        return "<table>" + "".join(rows) + "</table>"
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def progress_map() -> ProgressMap:
+    """The map as it stands now in this process and in the learner's folder."""
+    from lowprec_lab.exercises import supply  # here, because exercises imports this module's caller
+    from lowprec_lab.sources import AnswerError
+    from lowprec_lab.workspace import load_answers
+
+    blanks = in_order()
+    saved = {module: load_answers(module).answers for module in {blank.module for blank in blanks}}
+
+    def line(blank: Blank) -> Line:
+        done = blank.name in saved[blank.module]
+        state = "done" if done else "live" if blank.name in FILLED else "open"
+        try:
+            runs = supply(blank.name).origin
+        except AnswerError:
+            runs = "nothing yet"
+        return Line(blank.exercise, blank.name, blank.chapter.name, blank.minutes, blank.points, state, runs)
+
+    return ProgressMap([line(blank) for blank in blanks])
