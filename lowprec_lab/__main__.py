@@ -32,37 +32,31 @@ def open_chapter(options: argparse.Namespace) -> int:
     from lowprec_lab.workspace import open_chapter
 
     opened = open_chapter(chapter.name)
-    path = Path(getattr(opened, "path", opened))
     if options.json:
-        _print_json({"chapter": chapter.name, "path": str(path.resolve())})
+        kept = str(opened.kept) if opened.kept else None
+        _print_json({"chapter": chapter.name, "path": str(opened.path), "status": opened.status, "kept": kept})
     else:
-        print(opened)
+        print(opened.message)
     return 0
 
 
 def check(options: argparse.Namespace) -> int:
-    """Grade saved answers."""
-    from lowprec_lab.exercises import check_answers
-    from lowprec_lab.files import work_folder
-
+    """Grade saved answers: a table of all, or the verdicts on some."""
     names = [_exercise(name) for name in options.exercises]
     if options.answers and not Path(options.answers).is_dir():
         raise CommandError(f"there is no folder {options.answers}. Name one that holds answers, bits.py and so on")
-    results = _only(check_answers(Path(options.answers) if options.answers else work_folder() / "answers"), names)
-    _print_json(results) if options.json else print(_results_as_text(results))
+    from lowprec_lab.exercises import check_answers
+
+    results = check_answers(options.answers, names or None)
+    _print_json(results) if options.json else print(_verdicts(results) if names else _table(results))
     return 0 if results["total"] and results["passed"] == results["total"] else 1
 
 
-def _only(results: dict, names: list[str]) -> dict:
-    """The results of the exercises in `names`, of all if there are none."""
-    if not names:
-        return results
-    exercises = [result for result in results["exercises"] if result["name"] in names]
-    passed = sum(bool(result["passed"]) for result in exercises)
-    return {**results, "passed": passed, "total": len(exercises), "exercises": exercises}
+def _verdicts(results: dict) -> str:
+    return "\n\n".join(result["verdict"] for result in results["exercises"])
 
 
-def _results_as_text(results: dict) -> str:
+def _table(results: dict) -> str:
     rows = [
         (
             "passed" if result["passed"] else "not yet",
@@ -72,14 +66,18 @@ def _results_as_text(results: dict) -> str:
         )
         for result in results["exercises"]
     ]
-    return "\n".join([*_columns(rows), f"{results['passed']} of {results['total']} exercises pass"])
+    summary = f"{results['passed']} of {results['total']} exercises pass"
+    failing = next((result["name"] for result in results["exercises"] if not result["passed"]), None)
+    advice = [f"The verdict on one of them: lowprec-lab check {failing}"] if failing else []
+    return "\n".join([*_columns(rows), summary, *advice])
 
 
 def reveal(options: argparse.Namespace) -> int:
     """Show the reference answer of an exercise."""
+    name = _exercise(options.exercise)
     from lowprec_lab.exercises import reveal
 
-    reveal(_exercise(options.exercise))
+    reveal(name)
     return 0
 
 
@@ -131,13 +129,13 @@ def _figures_as_text(name: str, report: dict) -> str:
 
 def course_init(options: argparse.Namespace) -> int:
     """Make a course folder for nbgrader."""
-    from lowprec_lab.grading.course import init_course
+    from lowprec_lab.grading.course import CourseError, init_course
 
     try:
-        made = init_course(Path(options.folder), options.course_id)
-    except (ValueError, FileExistsError) as error:
+        course = init_course(options.folder, options.course_id)
+    except CourseError as error:
         raise CommandError(str(error)) from error
-    print(f"The course {options.course_id} is in {made or options.folder}.")
+    print("\n".join([f"The course {course.course_id} is in {course.folder}.", *course.notes]))
     return 0
 
 
