@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from lowprec_lab import bootstrap
+from lowprec_lab.chapters import CHAPTERS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -403,6 +404,21 @@ def test_conda_installs_the_same():
     text = (ROOT / "environment.yml").read_text()
     assert "-c constraints.txt" in text
     assert "-e .[dev]" in text
+
+
+def test_the_map_in_the_readme_marks_the_chapters_that_exist():
+    rows = re.findall(r"^\| (\d\d) \| .*\| (here|to come) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [number for number, _ in rows] == [f"{number:02}" for number in range(16)]
+    assert [number for number, state in rows if state == "here"] == [chapter.number for chapter in CHAPTERS]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md"])
+def test_every_command_and_file_that_a_page_names_exists(page):
+    text = (ROOT / page).read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / link).exists(), link
 
 
 def test_make_alone_lists_what_there_is():
