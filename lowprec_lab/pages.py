@@ -1,7 +1,7 @@
 """A learner's page and a newer release of it, merged: the new page, with the learner's cells in it.
 
 A cell is recognised by its id, else its nbgrader grade_id, else its text, else by the exercise that it fills in: some
-editors drop the ids and the metadata.
+editors drop the ids and the metadata. Text that was only reworded from one release to the next is the same cell.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import product
+from operator import attrgetter
 
 from nbformat import NotebookNode, from_dict, v4, writes
 
 _FILLED = re.compile(r"^@fill[ \t]*\n(?:@.*\n)*(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _DEFINED = re.compile(r"^(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _QUESTION = re.compile(r"^question\(\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+_GIVEN_ID = re.compile(r"(?:markdown|code|raw)-[0-9a-f]{12}(?:-\d+)?")  # what a release calls a cell without a name
+_ALIKE = 0.6  # how much of two texts is common, from 0 to 1, when one is the other in new words
+_before, _after = attrgetter("before"), attrgetter("after")
 _END_ID = "from-your-earlier-page"
 _END_TEXT = "## From your earlier page\n\nThe new page has no place for what follows. Nothing here is graded."
 _ORPHAN_TEXT = "`{name}`: this exercise is not on the page any more. This was your answer:"
@@ -143,24 +149,27 @@ def _is_empty(statement: ast.stmt) -> bool:
 
 @dataclass
 class _Known:
-    """A cell that a release gave: as it was in the learner's release (before) and as it is in the new one (after)."""
+    """A cell that a release gave: in the learner's release (before) and in the new one (after).
+
+    place: of `after`, in the new page. is_original: whether `before` is as it was given, not as the learner has it.
+    """
 
     before: NotebookNode | None
     after: NotebookNode | None
-    place: int | None  # of `after`, in the new page
+    place: int | None
+    is_original: bool = True
 
     @property
     def cell(self) -> NotebookNode:
         return self.before or self.after
 
-    def marks(self, mark: Callable) -> set:
-        return {mark(cell) for cell in (self.before, self.after) if cell is not None}
-
 
 class _Merge:
     def __init__(self, mine: NotebookNode, given: NotebookNode | None, new: NotebookNode) -> None:
         self.mine, self.new, self.has_given = mine, new, given is not None
-        self.known = _pair_up(given.cells if given else [], new.cells)
+        self.known = _pair_up(
+            given.cells if given else _evidently_given(mine.cells), new.cells, is_original=self.has_given
+        )
         self.sources: dict[int, str] = {}  # place in the new page -> the learner's source
         self.added: dict[int, list[NotebookNode]] = defaultdict(list)  # after which place -> cells; -1: at the top
         self.end: list[NotebookNode] = []
@@ -176,17 +185,11 @@ class _Merge:
             elif known is not None and not self._only_shares_a_name(cell, known):
                 self._take_given(cell, known)
                 place = known.place
-            elif _grade_id(cell) is not None and not self._is_duplicate(cell):
-                self._take_unknown(cell)
-                place = None
             elif cell.source.strip():
                 (self.end if at_end or place is None else self.added[place]).append(_clean_copy(cell))
                 self.merged.own_cells += not at_end
         self.merged.page = self._assemble()
         return self.merged
-
-    def _is_duplicate(self, cell: NotebookNode) -> bool:
-        return any(_grade_id(known.cell) == _grade_id(cell) for known in self.known)
 
     def _only_shares_a_name(self, cell: NotebookNode, known: _Known) -> bool:
         """Whether this is a cell of their own, though the new release happens to give its id to a cell of its own."""
@@ -194,7 +197,7 @@ class _Merge:
         return is_new and not _is_solution(known.after) and _text(cell) != _text(known.after)
 
     def _take_given(self, cell: NotebookNode, known: _Known) -> None:
-        before = known.before
+        before = known.before if known.is_original else None
         edited = before is not None and _text(cell) != _text(before)
         if not (_is_solution(known.cell) or _role(known.cell) == "helpers"):
             self.merged.left_behind += edited
@@ -208,11 +211,6 @@ class _Merge:
             self.merged.answers.append(name)
             if before is not None and _text(before) != _text(known.after):
                 self.merged.contracts.append(name)
-
-    def _take_unknown(self, cell: NotebookNode) -> None:
-        """A given cell of a release of which no copy is left, and which the new one does not have."""
-        if _is_solution(cell) and not _is_stub(cell.source):
-            self._keep_orphan(cell, _role(cell) or _grade_id(cell))
 
     def _keep_orphan(self, cell: NotebookNode, name: str) -> None:
         if name == "helpers":
@@ -242,17 +240,45 @@ class _Merge:
         return page
 
 
-def _pair_up(before: list[NotebookNode], after: list[NotebookNode]) -> list[_Known]:
+def _evidently_given(cells: list[NotebookNode]) -> list[NotebookNode]:
+    """The cells of a learner's page that some release gave, by their marks alone. No mark is counted twice."""
+    marked = {_grade_id(cell) or _id(cell): cell for cell in reversed(cells) if _has_given_mark(cell)}
+    return [cell for cell in cells if any(cell is one for one in marked.values())]
+
+
+def _has_given_mark(cell: NotebookNode) -> bool:
+    return _grade_id(cell) is not None or bool(_GIVEN_ID.fullmatch(str(_id(cell))))
+
+
+def _pair_up(before: list[NotebookNode], after: list[NotebookNode], is_original: bool) -> list[_Known]:
     """Each cell of the old release with the one that it is in the new release, and the cells that are only in one."""
-    marks = (_grade_id, _id, _text)
-    after_by = [{mark(cell): place for place, cell in enumerate(after) if mark(cell)} for mark in marks]
-    known, used = [], set()
-    for cell in before:
-        places = [by_mark.get(mark(cell)) for mark, by_mark in zip(marks, after_by, strict=True)]
-        place = next((place for place in places if place is not None and place not in used), None)
-        used.add(place)
-        known.append(_Known(cell, None if place is None else after[place], place))
-    return known + [_Known(None, cell, place) for place, cell in enumerate(after) if place not in used]
+    places: list[int | None] = [None] * len(before)
+    for mark in (_grade_id, _id, _text):
+        place_of = {mark(cell): place for place, cell in enumerate(after) if mark(cell) and place not in places}
+        for number, cell in enumerate(before):
+            if places[number] is None:
+                places[number] = place_of.pop(mark(cell), None)
+    for number, cell in enumerate(before):
+        if places[number] is None:
+            places[number] = _reworded(cell, after, places, number)
+    pairs = zip(before, places, strict=True)
+    known = [_Known(cell, None if place is None else after[place], place, is_original) for cell, place in pairs]
+    return known + [_Known(None, cell, place) for place, cell in enumerate(after) if place not in places]
+
+
+def _reworded(cell: NotebookNode, after: list[NotebookNode], places: list[int | None], number: int) -> int | None:
+    """The place of the new cell that says nearly the same and stands between the same neighbours, or None."""
+    if _grade_id(cell) is not None:
+        return None
+    start = next((place for place in reversed(places[:number]) if place is not None), -1) + 1
+    stop = next((place for place in places[number + 1 :] if place is not None), len(after))
+    likeness = {
+        place: SequenceMatcher(None, _text(cell), _text(after[place]), autojunk=False).ratio()
+        for place in range(start, stop)
+        if place not in places and after[place].cell_type == cell.cell_type and _grade_id(after[place]) is None
+    }
+    best = max(likeness, key=likeness.get, default=None)
+    return best if best is not None and likeness[best] >= _ALIKE else None
 
 
 def _recognise(cells: list[NotebookNode], known: list[_Known]) -> list[_Known | None]:
@@ -267,11 +293,12 @@ def _recognise(cells: list[NotebookNode], known: list[_Known]) -> list[_Known | 
         (_role, _role),
         (lambda cell: _role(cell, _DEFINED), _role),  # the @fill line is gone too
     )
-    for mark_of_mine, mark_of_given in marks:
+    for (mark_of_mine, mark_of_given), which in product(marks, (_before, _after)):
         for number, cell in enumerate(cells):
             mark = mark_of_mine(cell)
             if owners[number] is None and mark:
-                owners[number] = next((one for one in free if mark in one.marks(mark_of_given)), None)
+                given = ((one, which(one)) for one in free)
+                owners[number] = next((one for one, its in given if its and mark_of_given(its) == mark), None)
                 free = [one for one in free if one is not owners[number]]
     return owners
 

@@ -96,7 +96,7 @@ def second_release(release="r2"):
     order = ["title", "setup", "helpers", "about-decode", "decode", "check-decode", "ulp", "check-ulp", "question-1A"]
     page.cells = [cells[name] for name in order]
     page.cells[3:3] = [answer("bit_pattern", "x"), check("bit_pattern")]
-    page.cells.insert(8, code("experiment-2", "decode(all_codes, E5M2)"))
+    page.cells.insert(8, code("experiment-2", "for fmt in FORMATS.values():\n    print(fmt.name)"))
     return page
 
 
@@ -343,6 +343,34 @@ def test_their_own_cells_go_to_the_end_when_their_place_is_gone(notebooks):
     assert page.cells[-3].source.startswith("## From your earlier page")
 
 
+REMARK = "The exponent of a code is stored with a bias, so that it has no sign of its own. This is {} to see."
+
+
+@pytest.mark.parametrize("keeps_given", [True, False])
+def test_a_reworded_paragraph_is_the_same_place(work, notebooks, keeps_given):
+    """Where a release derives the id of a paragraph from its words, new words are a new id."""
+
+    def with_remark(page, identity, word):
+        page.cells.insert(4, text(identity, REMARK.format(word)))
+        page.cells.insert(5, text("markdown-aaaaaaaaaaaa", "Something else altogether."))
+        return page
+
+    def change(cells, page):
+        page.cells.insert(5, text("my-note", "my note"))
+
+    release(with_remark(first_release(), "markdown-0123456789ab", "easy"), notebooks)
+    path = open_chapter("01", notebooks).path
+    edit(path, change)
+    if not keeps_given:
+        shutil.rmtree(work / ".released")
+    new = with_remark(first_release("r2"), "markdown-ba9876543210", "hard")
+    release(new, notebooks)
+    page = read(open_chapter("01", notebooks).path)
+    sources = [cell.source for cell in page.cells]
+    assert sources.index("my note") == sources.index(REMARK.format("hard")) + 1
+    assert len(sources) == len(new.cells) + 1
+
+
 def test_an_answer_whose_exercise_is_gone_is_kept_at_the_end(notebooks):
     def new():
         page = second_release()
@@ -495,6 +523,33 @@ def test_without_the_given_page_nothing_of_theirs_is_lost(work, notebooks):
     assert by_id(page)["decode"].source == DECODE
     assert by_id(page)["ulp"].source == by_id(second_release())["ulp"].source
     assert ids(page).index("my-note") == ids(page).index("decode") + 1
+
+
+def test_without_the_given_page_an_answer_whose_exercise_is_gone_is_kept(work, notebooks):
+    def new():
+        page = second_release()
+        page.cells = [cell for cell in page.cells if cell.id not in ("decode", "check-decode")]
+        return page
+
+    release(first_release(), notebooks)
+    path = open_chapter("01", notebooks).path
+    edit(path, solve_decode)
+    shutil.rmtree(work / ".released")
+    release(new(), notebooks)
+    page = read(open_chapter("01", notebooks).path)
+    assert [cell.source for cell in page.cells if cell.cell_type == "raw"] == [DECODE]
+    assert not any("ulp(x, fmt)" in cell.source for cell in page.cells)  # an untouched stub is not an answer
+
+
+def test_a_cell_pasted_from_another_chapter_is_their_own(notebooks):
+    def change(cells, page):
+        pasted = answer("sign_bit", "x")
+        page.cells.insert(5, pasted)
+
+    _, opened = update(notebooks, change)
+    page = read(opened.path)
+    assert ids(page).index("sign_bit") == ids(page).index("decode") + 1
+    assert "nbgrader" not in by_id(page)["sign_bit"].metadata
 
 
 def test_a_page_without_a_stated_release_is_compared_by_its_cells(notebooks):
