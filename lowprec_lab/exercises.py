@@ -257,8 +257,8 @@ def _pass_all_the_same(verdict: Verdict, at_fault: str) -> None:
     verdict.headline = f"right, with a right {at_fault} under it"
     verdict.rows, verdict.try_it, verdict.misconception = [], "", ""
     verdict.sentences = [
-        f"It fails now only because your {at_fault} (exercise {BLANKS[at_fault].exercise}) is wrong; with the reference "
-        f"in its place it is right on every input, so this exercise counts. Mend {at_fault} next."
+        f"It fails now only because your {at_fault} (exercise {BLANKS[at_fault].exercise}) is wrong; with the "
+        f"reference in its place it is right on every input, so this exercise counts. Mend {at_fault} next."
     ]
     for line in verdict.checks:
         line["passed"] = True
@@ -308,7 +308,7 @@ def _show(thing: object) -> None:
         print(thing)
 
 
-# --- the rest of the page's tools ---------------------------------------------------------------------------------------
+# --- the rest of the page's tools ------------------------------------------------------------------------------------
 
 
 def reveal(answer: object) -> None:

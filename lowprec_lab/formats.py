@@ -124,8 +124,8 @@ def _require_exact_in_float32(fmt: Format, impossible) -> None:
     ):
         raise impossible(
             f"its finite values are not all exact in float32 (they need {fmt.mantissa_bits} mantissa bits and the "
-            f"powers 2^{smallest} to 2^{largest}; float32 has 23 bits and 2^-149 to 2^127). Change the bias ({fmt.bias}) "
-            "or use fewer bits"
+            f"powers 2^{smallest} to 2^{largest}; float32 has 23 bits and 2^-149 to 2^127). Change the bias "
+            f"({fmt.bias}) or use fewer bits"
         )
 
 

@@ -189,7 +189,7 @@ def _missing_text(blank: Blank, missing: list[str]) -> str:
 
 
 def references_folder() -> Path | None:
-    """Where reference answers are: LOWPREC_REFERENCES if set, else `solutions/` of a clone; None in a class's package."""
+    """Where reference answers are: LOWPREC_REFERENCES, else `solutions/` of a clone; None in a class's package."""
     given = os.environ.get("LOWPREC_REFERENCES")
     folder = Path(given).expanduser() if given else Path(__file__).parents[1] / "solutions"
     return folder if folder.is_dir() else None

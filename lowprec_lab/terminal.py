@@ -30,7 +30,7 @@ def check_folder(path: str | Path | None = None, names: list[str] | None = None)
             "max_points": v.max_points,
             "verdict": v.text(),
         }
-        for target, v in zip(wanted, verdicts)
+        for target, v in zip(wanted, verdicts, strict=False)
     ]
     return {"passed": sum(v.passed for v in verdicts), "total": len(verdicts), "exercises": lines}
 

@@ -132,13 +132,11 @@ class Case:
         parts: names of the elements of a tuple result ("sign", "exponent", "mantissa").
         """
         wants = want if isinstance(want, tuple) else (want,)
-        gots, problem = (got if isinstance(want, tuple) else (got,)), None
-        if isinstance(want, tuple):
-            problem = _tuple_problem(got, want, parts)
-        problem = problem or next(
-            (found for part, g, w in zip(_named(parts, wants), gots, wants) if (found := type_problem(g, w, part))),
-            None,
-        )
+        gots = got if isinstance(want, tuple) else (got,)
+        problem = _tuple_problem(got, want, parts) if isinstance(want, tuple) else None
+        if problem is None:
+            found = (type_problem(g, w, part) for part, g, w in zip(_named(parts, wants), gots, wants, strict=True))
+            problem = next(filter(None, found), None)
         expected = np.stack([tokens_of(w) for w in wants])
         if problem:
             record = Record(self.last_call, wants, (got,), np.ones(expected.shape[1], bool), expected, show, problem)
@@ -181,7 +179,7 @@ def same_data(left: object, right: object) -> bool:
         views = [t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
         return torch.equal(*views)
     if isinstance(left, (tuple, list)):
-        return len(left) == len(right) and all(same_data(a, b) for a, b in zip(left, right))
+        return len(left) == len(right) and all(same_data(a, b) for a, b in zip(left, right, strict=False))
     return True
 
 

@@ -116,7 +116,7 @@ def _largest_distance(outcomes: list[Outcome]) -> int | None:
     """The largest distance in ulp over all wrong results; None where some are not finite floats near each other."""
     worst = 0
     for record in (record for o in outcomes for record in o.records if record.wrong.any()):
-        for got, want in zip(record.got, record.want):
+        for got, want in zip(record.got, record.want, strict=False):
             if not (isinstance(want, Tensor) and want.dtype.is_floating_point):
                 return None
             both = (
@@ -142,7 +142,7 @@ def _input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
     fmt = next((arg for arg in record.call.args if isinstance(arg, Format)), None)
     names = list(blank.signature.parameters)
     tensors = sum(isinstance(arg, Tensor) for arg in record.call.args)
-    for name, arg in zip(names, record.call.args):
+    for name, arg in zip(names, record.call.args, strict=False):
         if isinstance(arg, Format):
             rows.append(Row("format", _format_text(arg)))
         elif isinstance(arg, Tensor) and isinstance(record.want[0], Tensor) and arg.shape == record.want[0].shape:

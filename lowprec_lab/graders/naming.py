@@ -42,7 +42,7 @@ def _explains(suspect: list[Outcome], actual: list[Outcome]) -> bool:
     for theirs, ours in zip(suspect, actual, strict=True) if len(suspect) == len(actual) else ():
         if _failure_of(theirs) != _failure_of(ours) or len(theirs.records) != len(ours.records):
             return False
-        for known, found in zip(theirs.records, ours.records):
+        for known, found in zip(theirs.records, ours.records, strict=False):
             if not _same_where_wrong(known, found):
                 return False
             distinct.update(_wrong_inputs(found, _DISTINCT_INPUTS))

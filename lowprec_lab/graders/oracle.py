@@ -1,8 +1,8 @@
 """The exact oracle: what each code of a format means, from the definition alone.
 
 It shares nothing with the answers that it judges: no torch cast, no bit trick, no reference answer. Every finite value
-of a format is a significand of at most 24 bits times a power of two, so integers and `ldexp` give it exactly in float64.
-The tests compare it with Python fractions, and with torch, ml_dtypes and gfloat where those have the format.
+of a format is a significand of at most 24 bits times a power of two: integers and `ldexp` give it exactly in float64. The
+tests compare it with Python fractions, and with torch, ml_dtypes and gfloat where those have the format.
 
 Codes are int32 tensors, as in the chapters; inside, numpy int64 arrays of non-negative codes.
 """

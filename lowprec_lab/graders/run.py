@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import io
 import linecache
@@ -15,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-
-import _thread
 
 from lowprec_lab.graders.case import Answer, AnswerFailed, Call, Case, Record
 from lowprec_lab.graders.registry import CHECKS, Check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lowprec_lab.graders import inputs, oracle
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 
 oracle_for("sign_bit", oracle.sign_bit)
 
@@ -61,3 +61,11 @@ def inverted(x):
 @misconception("sign_bit", "It gives the sign as -1, 0 or 1 instead of the bit.")
 def gives_the_sign(x):
     return torch.sign(x).nan_to_num().to(torch.int32)
+
+
+question_for(
+    "0.A",
+    True,
+    "Right: as values they are equal. Only their bits differ.",
+    "Type it into a cell of your own and look.",
+)

@@ -79,7 +79,7 @@ class Verdict:
         value_width = max(len(row.value) for row in self.rows) + 2
         lines = [
             f"  {head:<18} {row.label:<{label_width}} {row.value:<{value_width}} {row.strip}".rstrip()
-            for head, row in zip(heads, self.rows)
+            for head, row in zip(heads, self.rows, strict=False)
         ]
         marks = self.marks()
         if marks:
@@ -87,12 +87,12 @@ class Verdict:
         return lines
 
     def marks(self) -> str:
-        """Carets under the bits in which "yours" and "right" differ, aligned with their strips; "" if not comparable."""
+        """Carets under the bits in which "yours" and "right" differ; "" where their strips cannot be compared."""
         strips = {row.label: row.strip for row in self.rows}
         yours, right = strips.get("yours", ""), strips.get("right", "")
         if not yours or len(yours) != len(right):
             return ""
-        return "".join("^" if a != b else " " for a, b in zip(yours, right)).rstrip()
+        return "".join("^" if a != b else " " for a, b in zip(yours, right, strict=False)).rstrip()
 
     def _check_lines(self) -> list[str]:
         tried = [check for check in self.checks if check["ran"]]

@@ -1,0 +1,49 @@
+"""Race functions against each other: interleaved runs, medians, ratios, and a bar chart."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from lowprec_lab import plots
+
+
+@dataclass(frozen=True)
+class Race:
+    """seconds: all runs of each runner, in the order in which they ran."""
+
+    seconds: dict[str, list[float]]
+
+    def ratios(self, to: str) -> dict[str, float]:
+        """The median time of each runner, relative to that of `to`."""
+        base = statistics.median(self.seconds[to])
+        return {name: statistics.median(runs) / base for name, runs in self.seconds.items()}
+
+    def plot(self, to: str) -> Figure:
+        """A bar for each runner: its time relative to that of `to`."""
+        ratios = self.ratios(to)
+        with plots.style():
+            made, axes = plots.figure(8, 0.9 + 0.45 * len(ratios))
+            axes.barh(list(ratios), list(ratios.values()), height=0.6)
+            axes.bar_label(axes.containers[0], fmt=" %.2f", padding=2)
+            axes.set_xlabel(f"time relative to {to} (median; shorter is faster)")
+            axes.invert_yaxis()
+            axes.margins(x=0.15)
+        return made
+
+
+def race(runners: Mapping[str, Callable[[], object]], rounds: int = 7) -> Race:
+    """Run each function once to warm up, then all of them in turn, `rounds` times: noise hits all of them alike."""
+    for run in runners.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(rounds):
+        for name, run in runners.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return Race(seconds)
