@@ -814,7 +814,7 @@ def drops_nans(a, b):
 # --- questions about the real code ----------------------------------------------------------------------------------------
 
 question_for(
-    "1.A",
+    "1.B",
     0x7F,
     "Right: isnan() masks the sign off (0x7F) and compares with 0x7F, so 0x7F and 0xFF are both NaN.",
     "Look for isnan() in Float8_e4m3fn.h: which number does it compare the masked bits with?",
@@ -825,7 +825,7 @@ question_for(
     },
 )
 question_for(
-    "1.B",
+    "1.C",
     0x8000,
     "Right: 0x7FFF plus the kept bit, 1. A tie then carries into the kept bits; with 0 kept it would not.",
     "Look for round_to_nearest_even() in BFloat16.h: the bias is 0x7FFF plus a bit. Which bit, and what is it here?",
@@ -835,7 +835,7 @@ question_for(
     },
 )
 question_for(
-    "1.C",
+    "1.A",
     0.25,
     "Right: 2 mantissa bits, so the value after 1.0 is 1.25. torch.finfo says 0.125: it takes the larger bias for precision.",
     "How many mantissa bits does it have? Write the value after 1.0 with them.",
