@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from lowprec_lab import formats
+from lowprec_lab.answers import load_answers
 from lowprec_lab.blanks import BLANKS, Blank, earlier_than, in_order
 from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.percent import Cell, read_cells
@@ -199,7 +200,9 @@ def sources_in(folder: Path) -> dict[str, Source]:
     """The answers in a folder by exercise name: saved answers (bits.py) and pages (01_bit_layouts.py or .ipynb)."""
     found: dict[str, Source] = {}
     for chapter in CHAPTERS:
-        for path in (folder / f"{chapter.module}.py", folder / f"{chapter.name}.py", folder / f"{chapter.name}.ipynb"):
+        saved = load_answers(chapter.module, folder)
+        found |= {name: Source(answer.source, saved.helpers or "") for name, answer in saved.answers.items()}
+        for path in (folder / f"{chapter.name}.py", folder / f"{chapter.name}.ipynb"):
             if path.is_file():
                 cells = _notebook_cells(path) if path.suffix == ".ipynb" else read_cells(path.read_text("utf-8"))
                 found |= _answers_in(cells)
