@@ -269,11 +269,12 @@ check(classify)
 # **Predict first:** which format gives the largest *share* of its codes away to NaN?
 
 # %%
-print(f"{'':17}" + "".join(f"{kind.name:>11}" for kind in NumberClass) + "   lost to NaN")
+lines = [f"{'':17}" + "".join(f"{kind.name:>11}" for kind in NumberClass) + "   lost to NaN"]
 for fmt in (FP16, BF16, E5M2, E4M3, E4M3FNUZ, E3M2, E8M0):
     classes = classify(torch.arange(2**fmt.width, dtype=torch.int32), fmt)
     counts = [int((classes == kind).sum()) for kind in NumberClass]
-    print(f"{fmt.name:17}" + "".join(f"{count:11,}" for count in counts) + f"   {counts[-1] / len(classes):10.1%}")
+    lines.append(f"{fmt.name:17}" + "".join(f"{count:11,}" for count in counts) + f"   {counts[-1] / len(classes):10.1%}")
+print("\n".join(lines))
 
 # %% [markdown]
 # FP16 gives the largest share away: one code in 32. What hurts a small format is not so much the count as the place: IEEE's rule takes the whole top exponent. E4M3 would end at 240 under it. As an fn format
@@ -489,12 +490,13 @@ plots.range_and_precision(list(FORMATS.values()))
 # **Do you agree with torch?** `torch.finfo` has the same landmarks for the formats that torch knows.
 
 # %%
-print(f"{'':17}{'max':>12} {'':>12}  {'min normal':>12} {'':>12}  {'epsilon':>10} {'':>10}")
+lines = [f"{'':17}{'max':>12} {'':13} {'min normal':>12} {'':13} {'epsilon':>12}"]
 for fmt in (FP32, FP16, BF16, E4M3, E5M2, E4M3FNUZ, E5M2FNUZ):
     info = torch.finfo(fmt.torch_dtype)
     pairs = ((max_finite(fmt), info.max), (min_normal(fmt), info.smallest_normal), (machine_epsilon(fmt), info.eps))
     texts = [f"{ours:12.5g} {'agrees' if ours == theirs else f'torch: {theirs:.5g}':>13}" for ours, theirs in pairs]
-    print(f"{fmt.name:17}" + " ".join(texts))
+    lines.append(f"{fmt.name:17}" + " ".join(texts))
+print("\n".join(lines))
 
 # %% [markdown]
 # One line disagrees. Both cannot be right. Decode the code of 1.0 in that format and the code after it, in a cell of your own, and decide.
@@ -684,7 +686,7 @@ race(
     {
         "decode": lambda: decode(codes, E4M3),
         "torch's cast": lambda: float8.to(torch.float32).double(),
-        "table look-up": lambda: table[codes],
+        "table look-up": lambda: table.index_select(0, codes),
     }
 ).plot(to="torch's cast")
 
