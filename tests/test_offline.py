@@ -62,7 +62,7 @@ def test_the_commands_work(offline, tmp_path):
 @pytest.mark.slow
 def test_a_released_page_runs_and_a_build_succeeds(offline, tmp_path):
     page = ROOT / "notebooks" / "01_bit_layouts" / "01_bit_layouts.ipynb"
-    run = "-m nbconvert --to notebook --execute --output-dir".split()
+    run = ["-m", "nbconvert", "--to", "notebook", "--execute", "--output-dir"]
     done = offline(*run, str(tmp_path), str(page))
     assert done.returncode == 0, done.stderr
     code = "import sys; from pathlib import Path; from lowprec_lab import authoring; authoring.build(Path(sys.argv[1]))"

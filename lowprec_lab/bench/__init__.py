@@ -11,7 +11,7 @@ import importlib
 NAMES = {
     "graders": "what the graders catch and name, and how long a check takes",
     "explorer": "from a click in BitExplorer to its paint",
-    "import": "how long `import lowprec_lab` takes next to `import torch`",
+    "import": "how long importing the lab takes next to `import torch`",
 }
 
 # A module may not be called `import`.
