@@ -104,7 +104,7 @@ def _measure(finding: Finding, blank: Blank) -> None:
         finding.others_failing.append("reference")
         _note_name(finding, "reference", verdict)
     wrongs = MISCONCEPTIONS.get(blank.name, [])
-    naming._known.cache_clear()  # a learner's first wrong answer meets a cold cache
+    naming.known_outcome.cache_clear()  # a learner's first wrong answer meets a cold cache
     started = time.perf_counter()
     if wrongs:
         grade(blank, wrongs[len(wrongs) // 2].function)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lowprec_lab.bits import NumberClass
-from lowprec_lab.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, FP16, FP32, FORMATS, TF32, Format
+from lowprec_lab.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, FORMATS, FP16, FP32, TF32, Format
 from lowprec_lab.graders import inputs, oracle
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 
@@ -107,7 +107,7 @@ def canonical_nans(x):
     return torch.where(x.isnan(), torch.tensor(0x7FC00000, dtype=torch.int32), x.view(torch.int32))
 
 
-# --- 1.2 split_fields, 1.3 join_fields ----------------------------------------------------------------------------------
+# --- 1.2 split_fields, 1.3 join_fields --------------------------------------------------------------------------------
 
 _FIELD_NAMES = ("sign", "exponent", "mantissa")
 
@@ -122,10 +122,10 @@ def fields_of_registered_formats(answer, case):
 
 @check_for("split_fields")
 def fields_of_made_up_formats(answer, case):
-    """Codes of made-up formats: without sign, without mantissa, with odd widths; two-dimensional and empty tensors."""
+    """Codes of made-up formats: without sign, without mantissa, of odd widths; tensors of 0, 1 and 2 dimensions."""
     for fmt in made_up_formats(case, 6):
         codes = inputs.codes_to_try(fmt, case.count(200), case.rng)
-        for shaped in (codes, codes[: len(codes) // 2 * 2].reshape(2, -1), codes[:0]):
+        for shaped in inputs.shapes_of(codes):
             case.same_bits(answer(shaped, fmt), oracle.split_fields(shaped, fmt), show=fields_text, parts=_FIELD_NAMES)
 
 
@@ -192,7 +192,7 @@ def always_float32(codes, fmt):
 
 @check_for("join_fields", weight=2)
 def codes_of_registered_formats(answer, case):
-    """The fields of all registered formats: every code up to 12 bits, the ends of every binade and random ones above."""
+    """The fields of all registered formats: every code up to 12 bits, ends of every binade and random ones above."""
     for fmt in FORMATS.values():
         codes = inputs.codes_to_try(fmt, case.count(2000), case.rng)
         fields = oracle.split_fields(codes, fmt)
@@ -201,10 +201,10 @@ def codes_of_registered_formats(answer, case):
 
 @check_for("join_fields")
 def codes_of_made_up_formats(answer, case):
-    """The fields of made-up formats: without sign, without mantissa, with odd widths; two-dimensional tensors."""
+    """The fields of made-up formats: without sign, without mantissa, of odd widths; tensors of 0 to 2 dimensions."""
     for fmt in made_up_formats(case, 6):
         codes = inputs.codes_to_try(fmt, case.count(200), case.rng)
-        for shaped in (codes, codes[: len(codes) // 2 * 2].reshape(2, -1)):
+        for shaped in inputs.shapes_of(codes):
             fields = oracle.split_fields(shaped, fmt)
             case.same_bits(answer(*fields, fmt), oracle.join_fields(*fields, fmt), show=fmt)
 
@@ -245,7 +245,7 @@ def joins_as_float32(sign, exponent, mantissa, fmt):
     return (sign << 31) | (exponent << 23) | mantissa
 
 
-# --- 1.4 classify -------------------------------------------------------------------------------------------------------
+# --- 1.4 classify -----------------------------------------------------------------------------------------------------
 
 
 @check_for("classify", weight=2)
@@ -261,7 +261,7 @@ def classes_of_made_up_formats(answer, case):
     """Codes of made-up formats of every kind: ieee, fn, fnuz, finite, unsigned, without subnormals or mantissa."""
     for fmt in made_up_formats(case, 8):
         codes = inputs.codes_to_try(fmt, case.count(200), case.rng)
-        for shaped in (codes, codes[: len(codes) // 2 * 2].reshape(2, -1)):
+        for shaped in inputs.shapes_of(codes):
             case.same_bits(answer(shaped, fmt), oracle.classify(shaped, fmt), show=class_name)
 
 
@@ -351,7 +351,7 @@ def only_code_zero_is_zero(codes, fmt):
     return torch.where((classes == 0) & (_sign(codes, fmt) == 1), torch.tensor(1, dtype=torch.int32), classes)
 
 
-# --- 1.5 decode -----------------------------------------------------------------------------------------------------------
+# --- 1.5 decode -------------------------------------------------------------------------------------------------------
 
 
 @check_for("decode", weight=2)
@@ -364,20 +364,19 @@ def values_of_eight_bit_formats(answer, case):
 
 @check_for("decode")
 def values_of_wider_formats(answer, case):
-    """BF16, FP16, TF32 and FP32: the ends of every binade, and random codes; a two-dimensional tensor."""
+    """BF16, FP16, TF32 and FP32: the ends of every binade, and random codes."""
     for fmt in (BF16, FP16, TF32, FP32):
         codes = inputs.codes_to_try(fmt, case.count(3000), case.rng)
         case.same_bits(answer(codes, fmt), oracle.decode(codes, fmt))
-        grid = codes[: len(codes) // 4 * 4].reshape(4, -1)
-        case.same_bits(answer(grid, fmt), oracle.decode(grid, fmt))
 
 
 @check_for("decode")
 def values_of_made_up_formats(answer, case):
-    """All codes of made-up formats: E3M4 with bias 5, E6M1, an E4M3 with infinities, and random ones."""
+    """Codes of made-up formats: E3M4 with bias 5, E6M1, an E4M3 with infinities, and random ones; 0 to 2 dimensions."""
     for fmt in made_up_formats(case, 8):
         codes = inputs.codes_to_try(fmt, case.count(500), case.rng)
-        case.same_bits(answer(codes, fmt), oracle.decode(codes, fmt))
+        for shaped in inputs.shapes_of(codes):
+            case.same_bits(answer(shaped, fmt), oracle.decode(shaped, fmt))
 
 
 def _value(codes, fmt, *, leading=None, lowest=None, bias=None):
@@ -465,7 +464,7 @@ def through_float16(codes, fmt):
     return oracle.decode(codes, fmt).to(torch.float16).double()
 
 
-# --- 1.6 to 1.9: the landmarks of a format -----------------------------------------------------------------------------
+# --- 1.6 to 1.9: the landmarks of a format ----------------------------------------------------------------------------
 
 
 def _each_format(answer, case, expected) -> None:
@@ -475,25 +474,25 @@ def _each_format(answer, case, expected) -> None:
 
 @check_for("max_finite")
 def max_of_every_format(answer, case):
-    """Every registered format and 39 others of every kind, against the largest of all their codes."""
+    """Every registered format and 43 others of every kind, against the largest of all their codes."""
     _each_format(answer, case, oracle.max_finite)
 
 
 @check_for("min_normal")
 def min_normal_of_every_format(answer, case):
-    """Every registered format and 39 others of every kind, against the smallest of all their normal codes."""
+    """Every registered format and 43 others of every kind, against the smallest of all their normal codes."""
     _each_format(answer, case, oracle.min_normal)
 
 
 @check_for("min_subnormal")
 def min_subnormal_of_every_format(answer, case):
-    """Every registered format and 39 others of every kind, against the smallest of all their subnormal codes."""
+    """Every registered format and 43 others of every kind, against the smallest of all their subnormal codes."""
     _each_format(answer, case, oracle.min_subnormal)
 
 
 @check_for("machine_epsilon")
 def epsilon_of_every_format(answer, case):
-    """Every registered format and 39 others of every kind, against the gap above a power of two."""
+    """Every registered format and 43 others of every kind, against the gap above a power of two."""
     _each_format(answer, case, oracle.machine_epsilon)
 
 
@@ -651,13 +650,13 @@ def as_finfo_for_fnuz(fmt):
     return math.ldexp(1.0, -fmt.mantissa_bits - excess)
 
 
-# --- 1.10 ulp -------------------------------------------------------------------------------------------------------------
+# --- 1.10 ulp ---------------------------------------------------------------------------------------------------------
 
 
 def _values_near(fmt, case):
     """Every finite value of a format (some of them for wide ones) and its float32 neighbours on either side."""
     codes = inputs.codes_to_try(fmt, case.count(300), case.rng)
-    values = oracle.decode(codes[:: max(1, len(codes) // 3000)], fmt)
+    values = oracle.decode(codes[:: max(1, len(codes) // 1500)], fmt)
     landmarks = [oracle.max_finite(fmt), oracle.min_normal(fmt), oracle.min_subnormal(fmt) or 0.0]
     return inputs.around(
         torch.cat([values[values.isfinite()], torch.tensor([s * v for v in landmarks for s in (1, -1)])])
@@ -666,7 +665,7 @@ def _values_near(fmt, case):
 
 @check_for("ulp", weight=2)
 def at_values_of_registered_formats(answer, case):
-    """At the values of all registered formats and at the float32 next to them on either side, powers of two included."""
+    """At values of all registered formats and at the float32 next to them on either side, powers of two included."""
     for fmt in FORMATS.values():
         x = _values_near(fmt, case)
         case.same_bits(answer(x, fmt), oracle.ulp(x, fmt))
@@ -674,16 +673,15 @@ def at_values_of_registered_formats(answer, case):
 
 @check_for("ulp")
 def at_values_of_made_up_formats(answer, case):
-    """The same for made-up formats; a two-dimensional tensor."""
+    """The same for made-up formats, in tensors of 0, 1 and 2 dimensions."""
     for fmt in made_up_formats(case, 8):
-        x = _values_near(fmt, case)
-        x = x[: len(x) // 3 * 3].reshape(3, -1)
-        case.same_bits(answer(x, fmt), oracle.ulp(x, fmt))
+        for x in inputs.shapes_of(_values_near(fmt, case)):
+            case.same_bits(answer(x, fmt), oracle.ulp(x, fmt))
 
 
 @check_for("ulp")
 def at_zero_and_beyond_the_range(answer, case):
-    """0, -0, float32's subnormals, values far beyond the format's range, infinities and NaN; random values of any size."""
+    """0, -0, float32's subnormals, values far beyond the format's range, infinities and NaN; random values."""
     x = torch.cat([inputs.special_float32(), inputs.random_float32(case.count(400), case.rng)])
     for fmt in (E4M3, E5M2, BF16, FP16, FP32, E8M0, E2M1, E4M3FNUZ):
         case.same_bits(answer(x, fmt), oracle.ulp(x, fmt))
@@ -754,7 +752,7 @@ def floor_one_too_low(x, fmt):
     return _spacing(x, fmt, lowest=math.frexp(oracle.min_normal(fmt))[1] - 2)
 
 
-# --- 1.11 add_float8 ----------------------------------------------------------------------------------------------------
+# --- 1.11 add_float8 --------------------------------------------------------------------------------------------------
 
 
 def _pairs(fmt):
@@ -811,7 +809,7 @@ def drops_nans(a, b):
     return (a.float() + b.float()).nan_to_num(0.0, math.inf, -math.inf)
 
 
-# --- questions about the real code ----------------------------------------------------------------------------------------
+# --- questions about the real code ------------------------------------------------------------------------------------
 
 question_for(
     "1.B",
@@ -837,7 +835,8 @@ question_for(
 question_for(
     "1.A",
     0.25,
-    "Right: 2 mantissa bits, so the value after 1.0 is 1.25. torch.finfo says 0.125: it takes the larger bias for precision.",
+    "Right: 2 mantissa bits, so the value after 1.0 is 1.25. torch.finfo says 0.125: it takes the larger bias for "
+    "precision.",
     "How many mantissa bits does it have? Write the value after 1.0 with them.",
     {0.125: "That is what torch.finfo says. Decode the code after the one of 1.0 and compare."},
 )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.formats import FORMATS, Format
+from lowprec_lab.formats import Format
 from lowprec_lab.graders import oracle
 
 # Formats that nobody's library has: an answer that leans on a native cast, or on one format's constants, meets them.
@@ -20,26 +20,23 @@ MADE_UP = (
     Format("e3m3_no_subnormals", 3, 3, specials="finite", subnormals=False),
     Format("e7m0", 7, 0, specials="fn"),
     Format("e5m7", 5, 7, bias=20),
+    Format("e1m3", 1, 3, bias=1, specials="finite"),
+    Format("e5m0_unsigned", 5, 0, specials="fn", signed=False),
+    Format("e6m14", 6, 14),
+    Format("e8m22_fn", 8, 22, bias=128, specials="fn"),
 )
 
 
-def small_formats() -> list[Format]:
-    """Every registered format of at most 16 bits, and the made-up ones."""
-    return [fmt for fmt in FORMATS.values() if fmt.width <= 16] + list(MADE_UP)
-
-
-def every_format() -> list[Format]:
-    """Every registered format, and the made-up ones."""
-    return list(FORMATS.values()) + list(MADE_UP)
-
-
 def random_format(rng: np.random.Generator, max_width: int = 12) -> Format:
-    """A valid format drawn at random, of at most `max_width` bits and at least two binades."""
+    """A valid format drawn at random, of at most `max_width` bits, with two normal numbers or more.
+
+    Half of them have the usual bias or one near it, the others any that is possible.
+    """
     while True:
-        exponent_bits, mantissa_bits = int(rng.integers(2, 8)), int(rng.integers(0, 9))
-        default_bias = 2 ** (exponent_bits - 1) - 1
+        exponent_bits, mantissa_bits = int(rng.integers(1, 9)), int(rng.integers(0, 10))
+        usual = 2 ** (exponent_bits - 1) - 1
         options = {
-            "bias": default_bias + int(rng.integers(-3, 4)),
+            "bias": usual + int(rng.integers(-3, 4)) if rng.random() < 0.5 else int(rng.integers(-110, 140)),
             "specials": str(rng.choice(["ieee", "fn", "fnuz", "finite"])),
             "signed": bool(rng.random() < 0.8),
             "subnormals": bool(rng.random() < 0.8),
@@ -49,8 +46,16 @@ def random_format(rng: np.random.Generator, max_width: int = 12) -> Format:
             fmt = Format(name, exponent_bits, mantissa_bits, **options)
         except ValueError:
             continue  # not every combination can exist: draw again
-        if fmt.width <= max_width:
+        has_two_normals = mantissa_bits >= 2 or 2**exponent_bits - int(fmt.subnormals) >= 3
+        if fmt.width <= max_width and has_two_normals:
             return fmt
+
+
+def shapes_of(flat: Tensor) -> list[Tensor]:
+    """All elements in one dimension; some of them in two, transposed; one element of no dimension; none at all."""
+    table = flat[:: max(1, len(flat) // 60)]
+    table = table[: len(table) // 2 * 2].reshape(2, -1)
+    return [flat, table, table.t(), flat[-1], flat[:0]]
 
 
 def all_codes(fmt: Format) -> Tensor:

@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from lowprec_lab.graders.case import Record, bits_of
-from lowprec_lab.graders.registry import MISCONCEPTIONS, Misconception
-from lowprec_lab.graders.run import Outcome, run_checks
+from lowprec_lab.graders.registry import MISCONCEPTIONS, Check, Misconception
+from lowprec_lab.graders.run import Outcome, run_check, run_checks
 
 _DISTINCT_INPUTS = 3
 _SECOND_LOOK_SIZE = 4
@@ -23,26 +23,26 @@ _SECOND_LOOK_SIZE = 4
 
 def name_misconception(exercise: str, function: Callable, outcomes: list[Outcome], seed: int) -> Misconception | None:
     """The one known misconception of `exercise` that explains all of `outcomes`, or None."""
-    suspects = [m for m in MISCONCEPTIONS.get(exercise, []) if _explains(_known(m, seed, 1), outcomes)]
+    suspects = [m for m in MISCONCEPTIONS.get(exercise, []) if _explains(m, outcomes, seed, 1)]
     if len(suspects) != 1:
         return None
-    other_seed = seed + 1
-    second_look = run_checks(exercise, function, seed=other_seed, size=_SECOND_LOOK_SIZE)
-    fits = _explains(_known(suspects[0], other_seed, _SECOND_LOOK_SIZE), second_look)
-    return suspects[0] if fits else None
+    second_look = run_checks(exercise, function, seed=seed + 1, size=_SECOND_LOOK_SIZE)
+    return suspects[0] if _explains(suspects[0], second_look, seed + 1, _SECOND_LOOK_SIZE) else None
 
 
-@lru_cache(maxsize=512)
-def _known(wrong: Misconception, seed: int, size: int) -> list[Outcome]:
-    return run_checks(wrong.exercise, wrong.function, seed=seed, size=size)
+@lru_cache(maxsize=1024)
+def known_outcome(wrong: Misconception, check: Check, seed: int, size: int) -> Outcome:
+    """What one check finds out about a known misconception."""
+    return run_check(check, wrong.function, seed, size)
 
 
-def _explains(suspect: list[Outcome], actual: list[Outcome]) -> bool:
+def _explains(suspect: Misconception, actual: list[Outcome], seed: int, size: int) -> bool:
     distinct: set = set()
-    for theirs, ours in zip(suspect, actual, strict=True) if len(suspect) == len(actual) else ():
+    for ours in actual:  # check by check: most suspects are cleared by the first one
+        theirs = known_outcome(suspect, ours.check, seed, size)
         if _failure_of(theirs) != _failure_of(ours) or len(theirs.records) != len(ours.records):
             return False
-        for known, found in zip(theirs.records, ours.records, strict=False):
+        for known, found in zip(theirs.records, ours.records, strict=True):
             if not _same_where_wrong(known, found):
                 return False
             distinct.update(_wrong_inputs(found, _DISTINCT_INPUTS))

@@ -1,8 +1,8 @@
 """The exact oracle: what each code of a format means, from the definition alone.
 
 It shares nothing with the answers that it judges: no torch cast, no bit trick, no reference answer. Every finite value
-of a format is a significand of at most 24 bits times a power of two: integers and `ldexp` give it exactly in float64. The
-tests compare it with Python fractions, and with torch, ml_dtypes and gfloat where those have the format.
+of a format is a significand of at most 24 bits times a power of two: integers and `ldexp` give it exactly in float64.
+The tests compare it with Python fractions, and with torch, ml_dtypes and gfloat where those have the format.
 
 Codes are int32 tensors, as in the chapters; inside, numpy int64 arrays of non-negative codes.
 """
@@ -67,7 +67,7 @@ def _values(codes: np.ndarray, fmt: Format) -> np.ndarray:
     significand = np.where(fraction_only, field.mantissa, field.mantissa + leading_one)
     exponent = np.where(fraction_only, 1, field.exponent) - fmt.bias - fmt.mantissa_bits
     with np.errstate(over="ignore"):  # the exponent of infinities and NaNs, which the next lines replace
-        magnitude = np.ldexp(significand.astype(np.float64), exponent)
+        magnitude = np.asarray(np.ldexp(significand.astype(np.float64), exponent))  # also of no dimension
     magnitude[classes == INF] = np.inf
     magnitude[classes == NAN] = np.nan
     return np.where(field.sign == 1, -magnitude, magnitude)

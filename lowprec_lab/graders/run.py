@@ -60,13 +60,14 @@ def run_checks(
     seed = current_seed() if seed is None else seed
     outcomes: list[Outcome] = []
     for check in CHECKS[exercise]:
-        outcomes.append(_run_one(check, function, seed, size, limit_s))
+        outcomes.append(run_check(check, function, seed, size, limit_s))
         if outcomes[-1].failure is not None and outcomes[-1].failure.kind == "timeout":
             break
     return outcomes
 
 
-def _run_one(check: Check, function: Callable, seed: int, size: int, limit_s: float) -> Outcome:
+def run_check(check: Check, function: Callable, seed: int, size: int = 1, limit_s: float = TIME_LIMIT_S) -> Outcome:
+    """One check on `function`: what was compared, and the failure that ended it early, if one did."""
     case = Case(seed, check.name, size)
     outcome = Outcome(check, case.records)
     try:
