@@ -76,7 +76,7 @@ class Verdict:
             return []
         heads = ["first difference"] + [""] * (len(self.rows) - 1)
         label_width = max(len(row.label) for row in self.rows) + 1
-        value_width = max(len(row.value) for row in self.rows) + 2
+        value_width = self._value_width() + 2
         lines = [
             f"  {head:<18} {row.label:<{label_width}} {row.value:<{value_width}} {row.strip}".rstrip()
             for head, row in zip(heads, self.rows, strict=False)
@@ -85,6 +85,10 @@ class Verdict:
         if marks:
             lines.append(" " * (2 + 18 + 1 + label_width + 1 + value_width + 1) + marks)
         return lines
+
+    def _value_width(self) -> int:
+        """The longest value that has bits beside it; a longer one without bits must not push them to the right."""
+        return max((len(row.value) for row in self.rows if row.bits), default=0)
 
     def marks(self) -> str:
         """Carets under the bits in which "yours" and "right" differ; "" where their strips cannot be compared."""
@@ -124,25 +128,29 @@ class Verdict:
 
     def _counterexample_html(self) -> str:
         label_width = max((len(row.label) for row in self.rows), default=6) + 2
-        value_width = max((len(row.value) for row in self.rows), default=0) + 3
+        value_width = self._value_width() + 3
         differing = {i for i, mark in enumerate(self.marks()) if mark == "^"}
         lines = [
-            html.escape(f"{row.label:<{label_width}}{row.value:<{value_width}}")
+            html.escape(f"{row.label:<{label_width}}{row.value:<{value_width if row.bits else 0}}")
             + _bits_html(row, differing if row.label in ("yours", "right") else set())
             for row in self.rows
         ]
         if differing:
             lines.append(" " * (label_width + value_width) + self.marks())
-        if self.try_it:
-            lines.append(html.escape(f"{'try it':<{label_width}}{self.try_it}"))
-        head = "first difference\n" if self.rows else ""
-        return f'<pre style="margin: 4px 0px; line-height: 1.5">{head}' + "\n".join(lines) + "</pre>"
+        # The strips scroll where they do not fit: wrapped, the carets would stand under other bits. A call may wrap.
+        strips = _pre("\n".join(["first difference", *lines]), "white-space: pre; overflow-x: auto") if self.rows else ""
+        call = html.escape(f"{'try it':<{label_width}}{self.try_it}")
+        return strips + (_pre(call, "white-space: pre-wrap") if self.try_it else "")
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.html()}
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _pre(content: str, wrap: str) -> str:
+    return f'<pre style="margin: 4px 0px; line-height: 1.5; {wrap}">{content}</pre>'
 
 
 def _bits_html(row: Row, differing: set[int]) -> str:
