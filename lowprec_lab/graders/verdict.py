@@ -138,9 +138,9 @@ class Verdict:
         if differing:
             lines.append(" " * (label_width + value_width) + self.marks())
         # The strips scroll where they do not fit: wrapped, the carets would stand under other bits. A call may wrap.
-        strips = _pre("\n".join(["first difference", *lines]), "white-space: pre; overflow-x: auto") if self.rows else ""
+        strip = _pre("\n".join(["first difference", *lines]), "white-space: pre; overflow-x: auto")
         call = html.escape(f"{'try it':<{label_width}}{self.try_it}")
-        return strips + (_pre(call, "white-space: pre-wrap") if self.try_it else "")
+        return (strip if self.rows else "") + (_pre(call, "white-space: pre-wrap") if self.try_it else "")
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.html()}
