@@ -196,10 +196,7 @@ def check(answer: object, *, report: bool = False) -> float | None:
     """
     target = blank_of(answer)
     if target is None:
-        name = getattr(answer, "__name__", repr(answer))
-        raise AnswerError(
-            f"check({name}): that is no exercise. Put `@fill` above `def {name}` and run that cell first."
-        )
+        raise AnswerError(_no_exercise(getattr(answer, "__name__", repr(answer))))
     verdict = verdict_on(answer, target)
     if verdict.passed:
         verdict.notes += _keep(target)
@@ -207,6 +204,12 @@ def check(answer: object, *, report: bool = False) -> float | None:
         verdict.notes.append(f"report: {_write_report(target, verdict)}")
     _show(verdict)
     return verdict.points if _under_nbgrader() else None
+
+
+def _no_exercise(name: str) -> str:
+    if name in BLANKS:
+        return f"Your {name} was defined without `@fill`. Put `@fill` on the line above its `def`, and run that cell again."
+    return f"check({name}): no exercise has this name. The exercises are: {', '.join(b.name for b in in_order())}."
 
 
 def verdict_on(answer: object, target: Blank) -> Verdict:
