@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -58,6 +59,8 @@ def _summary(blank: Blank, outcomes: list[Outcome]) -> Verdict:
         _describe_failure(verdict, blank, failures[0])
     elif problems:
         _describe_problem(verdict, blank, problems[0])
+    elif not wrong:
+        _describe_empty(verdict)
     else:
         _describe_difference(verdict, blank, outcomes, wrong, cases)
     return verdict
@@ -97,6 +100,15 @@ def _describe_problem(verdict: Verdict, blank: Blank, record: Record) -> None:
     verdict.level, verdict.headline = "failed", f"returns the wrong {kind}"
     verdict.sentences.append(sentence)
     verdict.try_it = _call_text(blank, record.call, None, None)
+
+
+def _describe_empty(verdict: Verdict) -> None:
+    """Nothing was wrong and yet a check did not pass: it compared nothing, which is the course's fault."""
+    verdict.level, verdict.headline = "failed", "could not be judged"
+    verdict.sentences.append(
+        "A check compared nothing. That is a fault of the course, not of your answer: please report it, with the file "
+        f"that check({verdict.name}, report=True) writes."
+    )
 
 
 def _describe_difference(verdict: Verdict, blank: Blank, outcomes: list[Outcome], wrong: int, cases: int) -> None:
@@ -183,7 +195,7 @@ def _element_row(label: str, element: object, code_format: Format | None) -> Row
 
 
 def _unsigned_view(width: int) -> torch.dtype:
-    return {8: torch.uint8, 16: torch.int16, 32: torch.int32}[width]
+    return {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
 
 
 def bit_fields(code: int, fmt: Format) -> list[tuple[str, str]]:
@@ -221,26 +233,28 @@ def _call_text(blank: Blank, call: Call | None, want: object, index: int | None)
     for arg in call.args:
         if isinstance(arg, Tensor):
             one = index is not None and isinstance(want, Tensor) and arg.shape == want.shape
-            parts.append(tensor_text(arg.reshape(-1)[index : index + 1] if one else arg.reshape(-1)[:3]))
+            parts.append(tensor_text(arg.reshape(-1)[index : index + 1] if one else _corner(arg)))
         else:
             parts.append(repr(arg))
     parts += [f"{key}={value!r}" for key, value in call.kwargs.items()]
     return f"{blank.name}({', '.join(parts)})"
 
 
+def _corner(value: Tensor) -> Tensor:
+    """A few elements that keep the tensor's number of dimensions: a failure may depend on it."""
+    few = 3 if value.dim() == 1 else 2
+    return value[(slice(few),) * value.dim()]
+
+
 def tensor_text(value: Tensor) -> str:
     """Python that makes this small tensor again, to the last bit."""
-    if value.dtype.is_floating_point:
-        exact = value.isnan().any() or value.element_size() < 4
-        if exact:
-            view = _unsigned_view(value.element_size() * 8)
-            bits = value.contiguous().view(view).tolist()
-            return f"torch.tensor({bits}, dtype={view}).view({value.dtype})"
-        numbers = ", ".join(
-            "float('inf')" if v == float("inf") else "-float('inf')" if v == -float("inf") else repr(v)
-            for v in value.tolist()
-        )
-        suffix = "" if value.dtype == torch.float32 else f", dtype={value.dtype}"
-        return f"torch.tensor([{numbers}]{suffix})"
-    suffix = "" if value.dtype == torch.int64 else f", dtype={value.dtype}"
-    return f"torch.tensor({value.tolist()}{suffix})"
+    if value.dim() == 2 and not value.is_contiguous() and value.t().is_contiguous():
+        return f"{tensor_text(value.t())}.t()"
+    dtype = "" if value.dtype in (torch.int64, torch.float32) and value.numel() else f", dtype={value.dtype}"
+    if not value.numel():
+        return f"torch.empty({tuple(value.shape)}{dtype})"
+    if value.dtype.is_floating_point and (value.isnan().any() or value.element_size() < 4):
+        view = _unsigned_view(value.element_size() * 8)
+        return f"torch.tensor({value.contiguous().view(view).tolist()}, dtype={view}).view({value.dtype})"
+    numbers = re.sub(r"\binf\b", "float('inf')", repr(value.tolist()))
+    return f"torch.tensor({numbers}{dtype})"

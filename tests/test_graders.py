@@ -1,0 +1,252 @@
+"""The graders: every misconception is rejected and named, other right answers pass, and no name is false."""
+
+import pytest
+import torch
+
+from lowprec_lab.bench.graders import differs
+from lowprec_lab.bench.mutants import mutants
+from lowprec_lab.bench.other_answers import other_answers
+from lowprec_lab.blanks import BLANKS, in_order
+from lowprec_lab.graders import naming, registry
+from lowprec_lab.graders.judging import grade
+from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS, ORACLES, Check, Misconception
+from lowprec_lab.graders.run import PUBLIC_SEED, current_seed, run_checks
+from lowprec_lab.sources import reference, reference_source
+
+registry.load_graders()
+NAMES = [blank.name for blank in in_order()]
+WRONG = [wrong for name in NAMES for wrong in MISCONCEPTIONS[name]]
+OTHERS = other_answers()
+
+
+def test_eleven_exercises_or_more_and_each_is_checked():
+    assert len(NAMES) >= 11
+    for name in NAMES:
+        assert CHECKS[name], name
+        assert len(MISCONCEPTIONS[name]) >= 4, name
+        assert sum(other.exercise == name for other in OTHERS) >= 2, name
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "add_float8"])
+def test_an_oracle_stands_in_for_every_blank_that_it_can(name):
+    assert name in ORACLES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", [PUBLIC_SEED, 1, 2])
+def test_the_reference_passes_whatever_the_seed(name, seed):
+    verdict = grade(BLANKS[name], reference(name), seed=seed)
+    assert verdict.passed, verdict.text()
+    assert verdict.level == "exact"
+    assert verdict.points == verdict.max_points
+    assert not verdict.misconception
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: f"{other.exercise}-{other.label}")
+def test_other_right_answers_pass(other):
+    verdict = grade(BLANKS[other.exercise], other.function())
+    assert verdict.passed, verdict.text()
+    assert not verdict.misconception
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    """The verdict on every misconception, by (exercise, name)."""
+    return {(wrong.exercise, wrong.function.__name__): grade(BLANKS[wrong.exercise], wrong.function) for wrong in WRONG}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
+def test_a_misconception_is_rejected_and_costs_points(wrong, verdicts):
+    verdict = verdicts[wrong.exercise, wrong.function.__name__]
+    assert not verdict.passed
+    assert verdict.points < verdict.max_points
+    assert verdict.misconception in ("", wrong.function.__name__)
+    if verdict.misconception:
+        assert verdict.sentences[0] == wrong.sentence
+
+
+def test_nine_in_ten_misconceptions_are_named(verdicts):
+    named = sum(verdict.misconception == name for (_, name), verdict in verdicts.items())
+    assert named >= 0.9 * len(verdicts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sentences_are_sentences_and_none_is_there_twice(name):
+    sentences = [wrong.sentence for wrong in MISCONCEPTIONS[name]]
+    assert len(set(sentences)) == len(sentences)
+    assert all(sentence[0].isupper() and sentence.endswith(".") for sentence in sentences)
+
+
+def loaded(name, text):
+    from lowprec_lab.bench.other_answers import load_answer
+    from lowprec_lab.sources import AnswerError, Source
+
+    try:
+        return load_answer(name, Source(text), "mutant")
+    except AnswerError:
+        return None
+
+
+@pytest.mark.parametrize("name", ["sign_bit", "max_finite", "min_normal", "min_subnormal", "machine_epsilon"])
+def test_mutants_are_rejected_or_right_and_never_named_falsely(name):
+    judged = 0
+    for text in mutants(reference_source(name).text, seed=3, count=20):
+        function = loaded(name, text)
+        if function is None:
+            continue
+        verdict = grade(BLANKS[name], function)
+        judged += 1
+        assert verdict.passed == (not differs(name, function, reference(name))), text
+        if verdict.misconception:
+            wrong = next(m for m in MISCONCEPTIONS[name] if m.function.__name__ == verdict.misconception)
+            assert not differs(name, function, wrong.function), text
+    assert judged >= 5
+
+
+def test_mutants_depend_on_the_seed_alone_and_are_distinct():
+    source = reference_source("decode").text
+    once = mutants(source, seed=1, count=30)
+    assert once == mutants(source, seed=1, count=30)
+    assert once != mutants(source, seed=2, count=30)
+    assert len(set(once)) == 30
+
+
+# the machinery, on an exercise that exists only here
+
+
+@pytest.fixture
+def invented(monkeypatch):
+    """Make "sign_bit" an exercise with the given checks and misconceptions: invented(check, ..., wrong=[...])."""
+
+    def make(*checks, wrong=()):
+        found = [Check("sign_bit", check, 1.0) for check in checks]
+        monkeypatch.setitem(CHECKS, "sign_bit", found)
+        monkeypatch.setitem(MISCONCEPTIONS, "sign_bit", [Misconception("sign_bit", f, f.__doc__) for f in wrong])
+        naming.known_outcome.cache_clear()
+        return BLANKS["sign_bit"]
+
+    yield make
+    naming.known_outcome.cache_clear()
+
+
+def numbers(answer, case):
+    """0 to 9, doubled."""
+    x = torch.arange(10 * case.size)
+    case.same_bits(answer(x), x * 2)
+
+
+def compares_nothing(answer, case):
+    """Nothing at all."""
+    answer(torch.arange(3))
+
+
+def always_zero(x):
+    """It gives 0."""
+    return x * 0
+
+
+def zero_above_four(x):
+    """It gives 0 above 4."""
+    return torch.where(x > 4, 0, x * 2)
+
+
+def test_a_check_that_compared_nothing_does_not_pass(invented):
+    blank = invented(numbers, compares_nothing)
+    verdict = grade(blank, lambda x: x * 2)
+    assert not verdict.passed
+    assert [line["passed"] for line in verdict.checks] == [True, False]
+    assert verdict.points < verdict.max_points
+
+
+def test_an_exercise_without_checks_does_not_pass(invented):
+    assert not grade(invented(), lambda x: x * 2).passed
+
+
+def test_the_misconception_that_fits_is_named(invented):
+    blank = invented(numbers, wrong=[always_zero, zero_above_four])
+    assert grade(blank, lambda x: torch.zeros_like(x)).misconception == "always_zero"
+    assert grade(blank, lambda x: torch.where(x > 4, 0, x + x)).misconception == "zero_above_four"
+
+
+def test_one_input_on_which_they_differ_is_enough_for_no_name(invented):
+    blank = invented(numbers, wrong=[always_zero])
+    assert not grade(blank, lambda x: torch.where(x == 7, 1, 0)).misconception
+    assert not grade(blank, lambda x: torch.where(x == 7, 14, 0)).misconception
+
+
+def test_no_name_when_two_misconceptions_fit(invented):
+    def also_zero(x):
+        """It gives nothing."""
+        return x - x
+
+    blank = invented(numbers, wrong=[always_zero, also_zero])
+    assert not grade(blank, lambda x: torch.zeros_like(x)).misconception
+
+
+@pytest.mark.parametrize(("first_wrong", "named"), [(7, "zero_from_the_top"), (8, "")])
+def test_three_distinct_inputs_or_no_name(invented, first_wrong, named):
+    def zero_from_the_top(x):
+        """It gives 0 for the largest numbers."""
+        return torch.where((x >= first_wrong) & (x < 10), 0, x * 2)
+
+    blank = invented(numbers, wrong=[zero_from_the_top])
+    assert grade(blank, zero_from_the_top).misconception == named
+
+
+def test_the_same_input_many_times_is_one_input(invented):
+    def twos(answer, case):
+        """2, again and again."""
+        x = torch.full((50,), 2)
+        case.same_bits(answer(x), x * 2)
+
+    verdict = grade(invented(twos, wrong=[always_zero]), always_zero)
+    assert not verdict.passed
+    assert not verdict.misconception
+
+
+def test_the_second_larger_look_clears_a_suspect(invented):
+    def zero_below_ten(x):
+        """It gives 0, as far as the first ten numbers tell."""
+        return torch.where(x < 10, 0, 5)
+
+    blank = invented(numbers, wrong=[always_zero])
+    assert not grade(blank, zero_below_ten).misconception
+
+
+def test_exceptions_are_compared_too(invented):
+    def divides(x):
+        """It divides by zero."""
+        return x * (1 // 0)
+
+    blank = invented(numbers, numbers, numbers, wrong=[divides, always_zero])
+    verdict = grade(blank, lambda x: [][0])
+    assert not verdict.passed
+    assert not verdict.misconception
+
+
+def test_weights_decide_the_points(monkeypatch, invented):
+    def large(answer, case):
+        """10 to 19, doubled."""
+        x = torch.arange(10, 20)
+        case.same_bits(answer(x), x * 2)
+
+    blank = invented(numbers, large)
+    monkeypatch.setitem(CHECKS, "sign_bit", [Check("sign_bit", numbers, 3.0), Check("sign_bit", large, 1.0)])
+    assert grade(blank, lambda x: torch.where(x < 10, x * 2, 0)).points == 0.75 * blank.points
+    assert grade(blank, lambda x: torch.where(x < 10, 0, x * 2)).points == 0.25 * blank.points
+
+
+def test_the_instructors_seed_is_another_one(monkeypatch):
+    assert current_seed() == PUBLIC_SEED
+    monkeypatch.setenv("LOWPREC_SEED", "autumn, section B")
+    assert current_seed() != PUBLIC_SEED
+    assert current_seed() == current_seed()
+    assert grade(BLANKS["bit_pattern"], reference("bit_pattern")).passed
+
+
+def test_another_seed_draws_other_inputs():
+    seen = []
+    for seed in (1, 1, 2):
+        outcomes = run_checks("bit_pattern", reference("bit_pattern"), seed=seed)
+        seen.append(outcomes[0].records[0].tokens.tobytes())
+    assert seen[0] == seen[1] != seen[2]
