@@ -124,10 +124,13 @@ def _judge_misconception(finding: Finding, blank: Blank, wrong) -> None:
 
 
 def _judge_other(finding: Finding, blank: Blank, other: OtherAnswer) -> None:
-    verdict = grade(blank, other.function())
+    function = other.function()
+    verdict = grade(blank, function)
     finding.others += 1
     if not verdict.passed:
         finding.others_failing.append(other.label)
+    elif differs(blank.name, function, reference(blank.name)) is not False:
+        finding.others_failing.append(f"{other.label} (passes, and differs from the reference on the larger set)")
     _note_name(finding, other.label, verdict)
 
 

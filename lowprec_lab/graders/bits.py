@@ -474,25 +474,25 @@ def _each_format(answer, case, expected) -> None:
 
 @check_for("max_finite")
 def max_of_every_format(answer, case):
-    """Every registered format and 43 others of every kind, against the largest of all their codes."""
+    """Every registered format and 44 others of every kind, against the largest of all their codes."""
     _each_format(answer, case, oracle.max_finite)
 
 
 @check_for("min_normal")
 def min_normal_of_every_format(answer, case):
-    """Every registered format and 43 others of every kind, against the smallest of all their normal codes."""
+    """Every registered format and 44 others of every kind, against the smallest of all their normal codes."""
     _each_format(answer, case, oracle.min_normal)
 
 
 @check_for("min_subnormal")
 def min_subnormal_of_every_format(answer, case):
-    """Every registered format and 43 others of every kind, against the smallest of all their subnormal codes."""
+    """Every registered format and 44 others of every kind, against the smallest of all their subnormal codes."""
     _each_format(answer, case, oracle.min_subnormal)
 
 
 @check_for("machine_epsilon")
 def epsilon_of_every_format(answer, case):
-    """Every registered format and 43 others of every kind, against the gap above a power of two."""
+    """Every registered format and 44 others of every kind, against the gap above a power of two."""
     _each_format(answer, case, oracle.machine_epsilon)
 
 

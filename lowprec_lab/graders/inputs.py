@@ -21,6 +21,7 @@ MADE_UP = (
     Format("e7m0", 7, 0, specials="fn"),
     Format("e5m7", 5, 7, bias=20),
     Format("e1m3", 1, 3, bias=1, specials="finite"),
+    Format("e1m0", 1, 0, bias=-2, specials="finite"),
     Format("e5m0_unsigned", 5, 0, specials="fn", signed=False),
     Format("e6m14", 6, 14),
     Format("e8m22_fn", 8, 22, bias=128, specials="fn"),
@@ -28,7 +29,7 @@ MADE_UP = (
 
 
 def random_format(rng: np.random.Generator, max_width: int = 12) -> Format:
-    """A valid format drawn at random, of at most `max_width` bits, with two normal numbers or more.
+    """A valid format drawn at random, of at most `max_width` bits.
 
     Half of them have the usual bias or one near it, the others any that is possible.
     """
@@ -46,8 +47,7 @@ def random_format(rng: np.random.Generator, max_width: int = 12) -> Format:
             fmt = Format(name, exponent_bits, mantissa_bits, **options)
         except ValueError:
             continue  # not every combination can exist: draw again
-        has_two_normals = mantissa_bits >= 2 or 2**exponent_bits - int(fmt.subnormals) >= 3
-        if fmt.width <= max_width and has_two_normals:
+        if fmt.width <= max_width:
             return fmt
 
 

@@ -162,6 +162,8 @@ def machine_epsilon(fmt: Format) -> float:
     values = np.unique(_positive(fmt, (NORMAL,)))
     significands, _ = np.frexp(values)
     starts = np.flatnonzero(significands[:-1] == 0.5)
+    if starts.size == 0:  # a single normal number: nothing to measure, and the mantissa says how far the next would be
+        return 1 / 2**fmt.mantissa_bits
     return float((values[starts[0] + 1] - values[starts[0]]) / values[starts[0]])
 
 

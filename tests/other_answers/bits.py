@@ -224,22 +224,17 @@ def by_adding_conditions(codes, fmt):
 
 @other("decode")
 def one_value_at_a_time(codes, fmt):
-    values = []
+    values, full = [], 2**fmt.exponent_bits - 1
+    ones, minus_zero = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1, 2 ** (fmt.width - 1)
+    nan_codes = {"fn": (ones, 2**fmt.width - 1), "fnuz": (minus_zero,)}.get(fmt.specials, ())
     for code in codes.reshape(-1).tolist():
         code = code % 2**fmt.width
         sign = -1.0 if fmt.signed and code >= 2 ** (fmt.width - 1) else 1.0
         magnitude = code % 2 ** (fmt.exponent_bits + fmt.mantissa_bits)
         exponent, mantissa = divmod(magnitude, 2**fmt.mantissa_bits)
-        full, last = 2**fmt.exponent_bits - 1, 2**fmt.mantissa_bits - 1
         if fmt.specials == "ieee" and exponent == full:
             value = math.nan if mantissa else math.inf
-        elif (
-            fmt.specials == "fn"
-            and (exponent, mantissa) == (full, last)
-            or fmt.specials == "fnuz"
-            and sign < 0
-            and magnitude == 0
-        ):
+        elif code in nan_codes:
             value = math.nan
         elif exponent or not fmt.subnormals:
             value = math.ldexp(mantissa + 2**fmt.mantissa_bits, exponent - fmt.bias - fmt.mantissa_bits)
@@ -480,12 +475,12 @@ def by_halving_one(fmt):
 
 @other("machine_epsilon")
 def from_two_values(fmt):
-    # Binade 1 begins at code 2^m; the code after it is the next value, unless the format has no mantissa.
+    if fmt.mantissa_bits == 0:
+        return 1.0
+    # Exponent field 1 begins at code 2^m; the next code is the next value, or the NaN of a very small fn format.
     start = 2**fmt.mantissa_bits
     a, b = decode(torch.tensor([start, start + 1], dtype=torch.int32), fmt).tolist()
-    if math.isfinite(b):
-        return b / a - 1
-    return 2.0**-fmt.mantissa_bits
+    return b / a - 1 if math.isfinite(b) else 0.5
 
 
 @other("machine_epsilon")

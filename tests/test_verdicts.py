@@ -1,0 +1,396 @@
+"""Verdicts: what an answer can give back that is wrong, how it is told, and that what is told can be tried."""
+
+import html
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lowprec_lab import formats
+from lowprec_lab.blanks import BLANKS, in_order
+from lowprec_lab.formats import E4M3, FORMATS, FP32
+from lowprec_lab.graders import judging, registry
+from lowprec_lab.graders import run as running
+from lowprec_lab.graders.case import same_data, tokens_of
+from lowprec_lab.graders.judging import bit_fields, grade, tensor_text
+from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS
+from lowprec_lab.graders.run import run_checks
+from lowprec_lab.graders.verdict import Row, Verdict
+from lowprec_lab.sources import Source, load, reference
+
+registry.load_graders()
+NAMES = [blank.name for blank in in_order()]
+WRONG = [wrong for name in NAMES for wrong in MISCONCEPTIONS[name]]
+
+
+def judged(name, function):
+    return grade(BLANKS[name], function)
+
+
+def answer(name, source):
+    """A function from the text of a cell, as a learner's is loaded."""
+    return load(Source(source), BLANKS[name], reference, "your answer")
+
+
+class Bits(torch.Tensor):
+    pass
+
+
+right = torch.signbit
+
+NO_RESULT = [
+    (lambda x: None, "returned None (is a `return` missing?); a Tensor is expected"),
+    (lambda x: 1, "returned an int; a Tensor is expected"),
+    (lambda x: [1, 2], "returned a list; a Tensor is expected"),
+    (lambda x: right(x).int().numpy(), "returned a ndarray; a Tensor is expected"),
+    (lambda x: (right(x).int(),), "returned a tuple; a Tensor is expected"),
+    (lambda x: right(x), "returned bool; int32 is expected"),
+    (lambda x: right(x).long(), "returned int64; int32 is expected"),
+    (lambda x: right(x).float(), "returned float32; int32 is expected"),
+    (lambda x: right(x).int()[..., None], "is expected."),
+    (lambda x: right(x).int().reshape(-1), "returned shape (1,); () is expected"),
+    (lambda x: right(x).int().to(torch.device("meta")), "returned a tensor on meta; one on cpu is expected"),
+    (lambda x: right(x).int().as_subclass(Bits), "returned a Bits; a Tensor is expected"),
+    (lambda x: torch.nn.Parameter(right(x).int(), requires_grad=False), "returned a Parameter; a Tensor is expected"),
+    (lambda x: object(), "returned an object, which is not a tensor or a number"),
+    (lambda x: {"sign": right(x)}, "returned a dict, which is not a tensor or a number"),
+    (lambda x: (value for value in x), "returned a generator, which is not a tensor or a number"),
+]
+
+
+@pytest.mark.parametrize(("function", "sentence"), NO_RESULT, ids=[text for _, text in NO_RESULT])
+def test_what_cannot_be_compared_is_told(function, sentence):
+    verdict = judged("sign_bit", function)
+    assert not verdict.passed
+    assert verdict.level == "failed"
+    assert sentence in verdict.text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_exercise_survives_answers_of_every_kind(name):
+    for result in (None, 3, 2.5, "text", [], (), (1, 2, 3), np.zeros(3), torch.zeros(0), torch.zeros(3, 3), E4M3, b"x"):
+        verdict = judged(name, lambda *args, _result=result, **kwargs: _result)
+        assert not verdict.passed
+        assert verdict.points < verdict.max_points
+        assert verdict.text()
+        assert verdict.html()
+
+
+def test_parts_of_a_tuple_are_named():
+    def two(codes, fmt):
+        return codes, codes
+
+    def wide(codes, fmt):
+        sign, exponent, mantissa = reference("split_fields")(codes, fmt)
+        return sign, exponent.long(), mantissa
+
+    assert "a tuple of 2; a tuple of 3 (sign, exponent, mantissa)" in judged("split_fields", two).text()
+    assert "The exponent returned int64; int32 is expected." in judged("split_fields", wide).text()
+    assert "a list; a tuple of 3" in judged("split_fields", lambda codes, fmt: [codes, codes, codes]).text()
+
+
+def test_a_float_is_no_numpy_float_and_no_int():
+    assert "float64" in judged("min_normal", lambda fmt: np.float64(reference("min_normal")(fmt))).text()
+    assert "an int; a float" in judged("machine_epsilon", lambda fmt: 1).text()
+
+
+# exceptions
+
+
+def test_an_exception_shows_the_learners_own_line():
+    source = "def sign_bit(x):\n    y = x.abs()\n    return torch.add(y, 'one')  # here\n"
+    verdict = judged("sign_bit", answer("sign_bit", source))
+    assert verdict.level == "failed"
+    assert "It raised TypeError" in verdict.text()
+    assert "line 3: return torch.add(y, 'one')  # here" in verdict.text()
+
+
+def test_endless_recursion_is_told():
+    verdict = judged("sign_bit", answer("sign_bit", "def sign_bit(x):\n    return sign_bit(x)\n"))
+    assert "calls itself for ever" in verdict.text()
+
+
+@pytest.mark.parametrize("raised", ["raise SystemExit(0)", "exit()"])
+def test_leaving_is_an_exception_too(raised):
+    verdict = judged("sign_bit", answer("sign_bit", f"def sign_bit(x):\n    {raised}\n"))
+    assert verdict.level == "failed"
+    assert "line 2" in verdict.text()
+
+
+def test_only_the_first_line_of_an_exceptions_text_is_shown():
+    def many_lines(x):
+        raise ValueError("\n".join(f"line number {number}" for number in range(10)))
+
+    text = judged("sign_bit", many_lines).text()
+    assert "ValueError: line number 0" in text
+    assert "line number 1" not in text
+
+
+def test_prints_and_warnings_of_an_answer_stay_away(capsys, recwarn):
+    source = """
+def sign_bit(x):
+    import sys, warnings
+    print("to stdout")
+    print("to stderr", file=sys.stderr)
+    warnings.warn("a warning")
+    return torch.signbit(x).int()
+"""
+    assert judged("sign_bit", answer("sign_bit", source)).passed
+    output = capsys.readouterr()
+    assert output.out == output.err == ""
+    assert not recwarn.list
+
+
+# time
+
+
+def test_an_endless_loop_is_stopped_after_the_stated_time():
+    forever = answer("sign_bit", "def sign_bit(x):\n    while True:\n        pass\n")
+    started = time.perf_counter()
+    outcomes = run_checks("sign_bit", forever, limit_s=0.3)
+    assert time.perf_counter() - started < 3
+    assert len(outcomes) == 1  # the other checks would take as long again
+    assert outcomes[0].failure.kind == "timeout"
+    assert "stopped after 0.3 s" in outcomes[0].failure.sentence
+
+
+def test_so_is_one_that_swallows_the_interrupt_once():
+    stubborn = answer(
+        "sign_bit",
+        """
+def sign_bit(x):
+    try:
+        while True:
+            pass
+    except KeyboardInterrupt:
+        pass
+    while True:
+        pass
+""",
+    )
+    started = time.perf_counter()
+    outcomes = run_checks("sign_bit", stubborn, limit_s=0.3)
+    assert time.perf_counter() - started < 5
+    assert outcomes[0].failure.kind == "timeout"
+
+
+def test_no_interrupt_is_left_over_after_an_answer_that_just_made_it():
+    slow = answer(
+        "sign_bit", "def sign_bit(x):\n    import time\n    time.sleep(0.1)\n    return torch.signbit(x).int()\n"
+    )
+    for limit in (0.05, 0.1, 0.11):
+        run_checks("sign_bit", slow, limit_s=limit)
+        time.sleep(0.05)
+
+
+def test_the_verdict_on_an_endless_loop(monkeypatch):
+    monkeypatch.setattr(running.run_checks, "__kwdefaults__", {**running.run_checks.__kwdefaults__, "limit_s": 0.2})
+    monkeypatch.setattr(judging, "name_misconception", lambda *args: None)
+    verdict = judged("sign_bit", answer("sign_bit", "def sign_bit(x):\n    while True:\n        pass\n"))
+    assert verdict.level == "failed"
+    assert "stopped after 0.2 s: is there an endless loop" in verdict.text()
+    assert [line["ran"] for line in verdict.checks] == [True] + [False] * (len(verdict.checks) - 1)
+    assert verdict.points == 0
+
+
+# inputs
+
+
+def test_changing_the_input_is_told():
+    verdict = judged("sign_bit", lambda x: torch.signbit(x.mul_(1.5)).int())
+    assert verdict.level == "failed"
+    assert "It changes its input in place" in verdict.text()
+
+
+def test_changes_that_are_easy_to_miss():
+    assert not same_data(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not same_data(torch.tensor([1.0]), torch.tensor([[1.0]]))
+    assert same_data(torch.tensor([math.nan]), torch.tensor([math.nan]))
+    assert same_data(torch.ones(2, 3).t(), torch.ones(3, 2))
+    assert same_data(torch.empty(0, 3), torch.empty(0, 3))
+
+
+# levels
+
+
+@pytest.mark.parametrize(("steps", "level"), [(1, "close"), (4, "close"), (5, "wrong")])
+def test_close_means_up_to_four_ulp(steps, level):
+    def off(x, fmt):
+        spacing = reference("ulp")(x, fmt)
+        moved = (spacing.view(torch.int64) + steps).view(torch.float64)
+        return torch.where(x == 1, moved, spacing)
+
+    verdict = judged("ulp", off)
+    assert (verdict.level, verdict.passed) == (level, False)
+    assert verdict.points < verdict.max_points
+    if level == "close":
+        assert f"up to {steps} ulp from right" in verdict.headline
+
+
+def test_integers_are_never_close():
+    assert judged("bit_pattern", lambda x: x.view(torch.int32) + 1).level == "wrong"
+
+
+def test_exact_says_on_how_many_inputs():
+    verdict = judged("decode", reference("decode"))
+    assert re.fullmatch(r"bit-exact on ([\d,]+) of \1 inputs", verdict.headline)
+    assert verdict.text().startswith("✓ decode")
+
+
+# the counter-example
+
+
+def test_marks_stand_under_the_bits_that_differ():
+    def wrong(codes, fmt):
+        values = reference("decode")(codes, fmt)
+        return torch.where(codes == 9, values * 2, values)
+
+    def lifted(x):
+        return torch.where(x == 1, x.view(torch.int32) ^ 0b1010, x.view(torch.int32))
+
+    assert "0x3f800000" in judged("bit_pattern", lifted).text()
+    lines = judged("bit_pattern", lifted).text().splitlines()
+    place = next(i for i, line in enumerate(lines) if line.split()[:1] == ["yours"])
+    yours, correct, marks = lines[place : place + 3]
+    assert len(marks) <= len(yours)
+    for column in range(len(yours)):
+        differ = column >= yours.rindex(" ") and yours[column] != correct[column]
+        assert (marks[column : column + 1] == "^") == differ
+    assert marks.count("^") == 2
+    assert "first difference" in judged("decode", wrong).text()
+
+
+def test_fields_of_no_bits_are_left_out():
+    assert bit_fields(0x3F, E4M3) == [("s", "0"), ("e", "0111"), ("m", "111")]
+    assert bit_fields(0x7F, FORMATS["float8_e8m0fnu"]) == [("e", "01111111")]
+    assert "".join(digits for _, digits in bit_fields(0x80000001, FP32)) == "1" + "0" * 30 + "1"
+
+
+def test_no_marks_under_strips_of_different_formats():
+    rows = [Row("yours", "1", [("m", "01")]), Row("right", "2", [("m", "011")])]
+    assert Verdict("f", "1.1", "wrong", "", False, 0, 1, rows=rows).marks() == ""
+
+
+# try it
+
+
+class Calls(list):
+    """What the functions of a page would be: records the call that "try it" shows."""
+
+    def namespace(self):
+        given = {name: getattr(formats, name) for name in formats.__all__}
+        return {"torch": torch, **given, **{name: self._recorder(name) for name in NAMES}}
+
+    def _recorder(self, name):
+        return lambda *args, **kwargs: self.append((name, args))
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
+def test_try_it_shows_the_difference(wrong):
+    verdict = grade(BLANKS[wrong.exercise], wrong.function, naming=False)
+    calls = Calls()
+    eval(verdict.try_it, calls.namespace())
+    [(name, args)] = calls
+    assert name == wrong.exercise
+    mine, correct = wrong.function(*args), reference(name)(*args)
+    mine, correct = (part if isinstance(part, tuple) else (part,) for part in (mine, correct))
+    assert any(not np.array_equal(tokens_of(a), tokens_of(b)) for a, b in zip(mine, correct, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_try_it_repeats_the_input_of_an_exception(name):
+    def stumbles(*args):
+        seen.append(args)
+        raise RuntimeError("no")
+
+    seen, calls = [], Calls()
+    eval(judged(name, stumbles).try_it, calls.namespace())
+    [(_, args)] = calls
+    for shown, handed in zip(args, seen[0], strict=True):
+        if isinstance(shown, torch.Tensor):
+            assert shown.dtype == handed.dtype
+            assert shown.dim() == handed.dim()
+            assert np.array_equal(tokens_of(shown), tokens_of(handed)[: shown.numel()])
+        else:
+            assert shown == handed
+
+
+TENSORS = [
+    torch.tensor([1.5, -0.0, math.inf, -math.inf, 1e-45]),
+    torch.tensor([math.nan, 1.0]),
+    torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32),
+    torch.tensor(0.1),
+    torch.tensor([[1, 2], [3, 4]], dtype=torch.int32),
+    torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).t(),
+    torch.tensor(7, dtype=torch.int64),
+    torch.tensor([0.1, math.inf], dtype=torch.float64),
+    torch.tensor([0x81, 0x7F], dtype=torch.uint8).view(torch.float8_e4m3fn),
+    torch.tensor([1.0, -2.5], dtype=torch.bfloat16),
+    torch.empty(0),
+    torch.empty(0, 3, dtype=torch.int32),
+]
+
+
+@pytest.mark.parametrize("value", TENSORS, ids=[str(i) for i in range(len(TENSORS))])
+def test_tensor_text_makes_the_same_tensor(value):
+    again = eval(tensor_text(value), {"torch": torch})
+    assert (again.dtype, again.shape, again.stride()) == (value.dtype, value.shape, value.stride())
+    assert same_data(again, value)
+
+
+# HTML
+
+PAYLOAD = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def test_html_escapes_what_comes_from_an_answer():
+    source = f"def sign_bit(x):\n    raise ValueError({PAYLOAD!r})\n"
+    verdict = judged("sign_bit", answer("sign_bit", source))
+    assert PAYLOAD in verdict.text()
+    assert "<script" not in verdict.html()
+    assert "<img" not in verdict.html()
+    assert "&lt;script&gt;" in verdict.html()
+
+
+def test_html_escapes_every_part():
+    texts = dict.fromkeys(("name", "exercise", "headline", "try_it", "misconception"), PAYLOAD)
+    check = {"name": PAYLOAD, "inputs": PAYLOAD, "weight": 1, "ran": True, "passed": False, "cases": 1, "wrong": 1}
+    verdict = Verdict(
+        level="wrong", passed=False, points=0, max_points=1, sentences=[PAYLOAD], notes=[PAYLOAD],
+        rows=[Row(label, PAYLOAD, [("s", "<"), ("e", ">"), ("m", "&")]) for label in ("input", "yours", "right")],
+        checks=[check, {**check, "ran": False}], **texts,
+    )  # fmt: skip
+    assert "<script" not in verdict.html()
+    assert "<img" not in verdict.html()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_html_needs_no_style_sheet(name):
+    for function in (reference(name), MISCONCEPTIONS[name][0].function, lambda *args: None):
+        markup = grade(BLANKS[name], function).html()
+        assert not re.search(r"<style|<svg|<script|\bclass=|\baria-|\bid=", markup)
+        tags = re.findall(r"<(/?)(\w+)", markup)
+        assert {tag for _, tag in tags} <= {"div", "b", "u", "pre", "span", "br"}
+        opened = [tag for slash, tag in tags if not slash and tag != "br"]
+        closed = [tag for slash, tag in tags if slash]
+        assert sorted(opened) == sorted(closed)
+
+
+def test_text_and_html_say_the_same():
+    verdict = grade(BLANKS["decode"], MISCONCEPTIONS["decode"][0].function)
+
+    plain = html.unescape(re.sub(r"<[^>]+>", "", verdict.html().replace("<br>", "\n")))
+    tried = [line["inputs"] for line in verdict.checks]
+    for sentence in [verdict.headline, *verdict.sentences, verdict.try_it, *tried]:
+        assert sentence in verdict.text()
+        assert sentence in plain
+
+
+def test_every_check_is_listed_with_what_it_tried():
+    verdict = grade(BLANKS["decode"], reference("decode"))
+    assert [line["inputs"] for line in verdict.checks] == [check.inputs for check in CHECKS["decode"]]
+    for line in verdict.checks:
+        assert f"✓ {line['inputs']}" in verdict.text()
