@@ -5,10 +5,15 @@ import csv
 import getpass
 import inspect
 import os
+import socket
 import stat
 import subprocess
 import sys
 import textwrap
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,6 +192,16 @@ WORTH = {
 }
 
 
+def test_pages_without_a_kernel_show_pictures_of_explorers():
+    pytest.importorskip("nbgrader")
+    from lowprec_lab.grading.execute import WIDGET, show_pictures
+
+    outputs = [{WIDGET: {}, "image/png": "..."}, {WIDGET: {}, "text/plain": "an explorer"}, {"text/plain": "1"}]
+    cell = nbformat.v4.new_code_cell("", outputs=[new_output("display_data", data=data) for data in outputs])
+    show_pictures(cell)
+    assert [list(output.data) for output in cell.outputs] == [["image/png"], [WIDGET, "text/plain"], ["text/plain"]]
+
+
 @pytest.mark.parametrize("name", WORTH)
 def test_what_an_executed_check_is_worth(name):
     pytest.importorskip("nbgrader")
@@ -223,9 +238,14 @@ class Room:
     def work(self):
         return self.place / "work"
 
-    def run(self, folder, *words):
+    @property
+    def exchange(self):
+        return self.place / "exchange"
+
+    @property
+    def environment(self):
         home = self.place / "home"
-        environment = {
+        return {
             **{
                 name: value
                 for name, value in os.environ.items()
@@ -237,16 +257,19 @@ class Room:
             "PYTHONPATH": str(ROOT),
             "LOWPREC_WORK": str(self.work),
         }
-        command = [sys.executable, "-m", "nbgrader", *words, f"--Exchange.root={self.place / 'exchange'}"]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+    def run(self, folder, *words):
+        command = [sys.executable, "-m", "nbgrader", *words, f"--Exchange.root={self.exchange}"]
+        done = subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, f"nbgrader {' '.join(words)}:\n{done.stdout[-3000:]}{done.stderr[-6000:]}"
         return done.stdout + done.stderr
 
-    def course(self, course_id, chapters=None):
+    def course(self, course_id, chapters=None, release=True):
         made = init_course(self.place / course_id, course_id, chapters)
         for page in made.pages:
             self.run(made.folder, "generate_assignment", page.stem)
-            self.run(made.folder, "release_assignment", page.stem)
+            if release:
+                self.run(made.folder, "release_assignment", page.stem)
         return made
 
 
@@ -315,6 +338,7 @@ def alembic_on_path(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("wrong_class")  # begins the long grading
 def test_full_marks_for_the_reference_then_0_for_an_empty_page(room, course):
     """One student, through the exchange: hands in everything and is graded, hands in an untouched page and is again."""
     name, desk = CHAPTERS[1].name, room.place / "desk"
@@ -340,26 +364,39 @@ def test_full_marks_for_the_reference_then_0_for_an_empty_page(room, course):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [chapter.name for chapter in CHAPTERS])
-def test_each_misconception_costs_points(course, room, name):
-    """A class of people who are wrong: student k answers each exercise with its k-th known misconception."""
-    load_graders()
-    wrong = {exercise: MISCONCEPTIONS[exercise] for exercise in points_of(name)}
-    students = {f"wrong-{k}": k for k in range(max(map(len, wrong.values())))}
-    for student, k in students.items():
-        answers = {exercise: as_answer(known[k]) for exercise, known in wrong.items() if k < len(known)}
-        notebook = answered(released(course, name), answers)
-        notebook.cells = [cell for cell in notebook.cells if cell.id == "setup" or "nbgrader" in cell.metadata]
-        hand_in(course, student, name, notebook)
-    room.run(course.folder, "autograde", name, "--student=wrong-*")
-    graded = {student: scores(course, student, name) for student in students}
+def test_each_misconception_costs_points(wrong_class, name):
+    course, grading = wrong_class
+    grading.result()
+    known = {exercise: MISCONCEPTIONS[exercise] for exercise in points_of(name)}
+    assert sum(map(len, known.values())) >= 4 * len(known)
     full_marks = [
         (exercise, misconception.function.__name__)
-        for exercise, known in wrong.items()
-        for k, misconception in enumerate(known)
-        if graded[f"wrong-{k}"][exercise][0] >= points_of(name)[exercise]
+        for exercise, wrong in known.items()
+        for k, misconception in enumerate(wrong)
+        if scores(course, f"wrong-{k}", name)[exercise][0] >= points_of(name)[exercise]
     ]
     assert full_marks == []
-    assert sum(map(len, wrong.values())) >= 4 * len(wrong)
+
+
+@pytest.fixture(scope="module")
+def wrong_class(room):
+    """A course of people who are wrong, and its grading, which goes on beside the other tests (a future).
+
+    Student k answers each exercise with its k-th known misconception.
+    """
+    load_chapters()
+    load_graders()
+    names = [chapter.name for chapter in CHAPTERS]
+    course = room.course("fp8-wrong", release=False)
+    for name in names:
+        known = {exercise: MISCONCEPTIONS[exercise] for exercise in points_of(name)}
+        for k in range(max(map(len, known.values()))):
+            answers = {exercise: as_answer(wrong[k]) for exercise, wrong in known.items() if k < len(wrong)}
+            notebook = answered(released(course, name), answers)
+            notebook.cells = [cell for cell in notebook.cells if cell.id == "setup" or "nbgrader" in cell.metadata]
+            hand_in(course, f"wrong-{k}", name, notebook)
+    with ThreadPoolExecutor(1) as pool:
+        yield course, pool.submit(lambda: [room.run(course.folder, "autograde", name) for name in names])
 
 
 def as_answer(misconception):
@@ -410,11 +447,45 @@ def test_warnings_cost_nothing_and_tricks_earn_nothing(course, room):
     feedback = (course.folder / "feedback" / "odd" / name / f"{name}.html").read_text(encoding="utf-8")
     assert "This check ended in no number" in feedback
     assert f"✗ {second}" in feedback or f"&#10007; {second}" in feedback
+    assert form_grader_page(room, course, "odd", name).count("This check ended in no number") >= 1
     room.run(course.folder, "export")
     with (course.folder / "grades.csv").open() as file:
         [row] = [row for row in csv.DictReader(file) if (row["student_id"], row["assignment"]) == ("odd", name)]
     assert float(row["score"]) == points_of(name)[first]
     assert float(row["max_score"]) == sum(points_of(name).values())
+
+
+def form_grader_page(room, course, student, name):
+    """What the form grader shows of a submission (its points come later, by a script)."""
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}") as gradebook:
+        [notebook] = gradebook.find_submission(name, student).notebooks
+        address = f"formgrader/submissions/{notebook.id}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jupyter", "server", "--no-browser", f"--ServerApp.port={port}"]
+    command += ["--IdentityProvider.token=secret", "--ServerApp.ip=127.0.0.1", "--allow-root"]
+    server = subprocess.Popen(command, cwd=course.folder, env=room.environment, stderr=subprocess.DEVNULL)
+    try:
+        return wait_for(f"http://127.0.0.1:{port}/{address}?token=secret", server)
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def wait_for(url, server, seconds=60):
+    for _ in range(4 * seconds):
+        assert server.poll() is None, "the Jupyter server ended"
+        try:
+            with urllib.request.urlopen(url, timeout=seconds) as reply:
+                return reply.read().decode()
+        except urllib.error.HTTPError:  # it answers, and not with the page
+            raise
+        except urllib.error.URLError:
+            time.sleep(0.25)
+    raise AssertionError(f"the Jupyter server did not start in {seconds} s")
 
 
 def with_first_line(source, lines):
@@ -440,9 +511,8 @@ def test_two_courses_side_by_side(course, room):
         room.run(one.folder, "autograde", name, "--student=[ab]*")
         assert scores(one, "ada", name) == ada
         assert scores(one, "bob", name) == bob
-    listed = room.run(room.place, "list", "--course=fp8-evening")
-    assert name in listed
-    assert CHAPTERS[1].name not in listed
+    outbound = {path.parent.name: sorted(p.name for p in path.iterdir()) for path in room.exchange.glob("*/outbound/")}
+    assert outbound == {"fp8-2027": [chapter.name for chapter in CHAPTERS], "fp8-evening": [name]}
 
 
 @pytest.mark.slow

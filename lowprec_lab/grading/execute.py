@@ -16,6 +16,8 @@ from traitlets import Unicode
 
 from lowprec_lab.grading.course import read_seed, require_release
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 
 class CourseExecute(Execute):
     """Executes a submission; takes the place of nbgrader's Execute and keeps its settings (`c.Execute.timeout`)."""
@@ -29,9 +31,18 @@ class CourseExecute(Execute):
         with setenv(LOWPREC_SEED=read_seed(folder)):
             nb, resources = super().preprocess(nb, resources, **arguments)
         for cell in nb.cells:
-            if is_grade(cell) and cell.cell_type == "code":
+            if cell.cell_type == "code":
+                show_pictures(cell)
+            if cell.cell_type == "code" and is_grade(cell):
                 settle(cell)
         return nb, resources
+
+
+def show_pictures(cell: NotebookNode) -> None:
+    """Leave the still picture of each explorer in the outputs: the form grader and feedback have no kernel for it."""
+    for output in cell.outputs:
+        if any(kind.startswith("image/") for kind in output.get("data", {})):
+            output.data.pop(WIDGET, None)
 
 
 def settle(cell: NotebookNode) -> None:
