@@ -989,6 +989,11 @@ class Explorer {
     this.status = element("p", { class: "lpbits-spoken", role: "status" });
     this.root.append(this.controls(), this.panelBox, this.status);
     root.append(this.root);
+    // In command mode JupyterLab takes single keys from every button of an output: "d d" would delete the cell.
+    this.root.addEventListener("keydown", (event) => {
+      const meantForThePage = event.ctrlKey || event.metaKey || event.altKey || event.key === "Escape";
+      if (!meantForThePage && !(event.shiftKey && event.key === "Enter")) event.stopPropagation();
+    });
     this.build();
   }
 
