@@ -473,7 +473,7 @@ class Panel {
     return element(
       "header",
       { class: "lpbits-header" },
-      element("h3", { id: `${this.id}-name`, class: "lpbits-name" }, fmt.name),
+      element("p", { id: `${this.id}-name`, class: "lpbits-name" }, fmt.name), // no heading: its level is the page's to say
       element("p", { class: "lpbits-layout" }, parts.map((part) => part.replaceAll(" ", "\u00a0")).join(" · ")),
       badge,
     );
