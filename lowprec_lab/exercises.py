@@ -107,14 +107,14 @@ def _require_signature(answer: Callable, target: Blank) -> None:
             p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found[len(wanted) :]
         ):
             raise AnswerError(
-                f"{label} takes ({', '.join(_plain(p) for p in wanted)}), and your version takes "
-                f"({', '.join(_plain(p) for p in found)}). Keep the names, the order and the defaults; "
-                "parameters of your own come after them and have defaults."
+                f"{label} takes {_plain(wanted)}, and your version takes {_plain(found)}. Keep the names, the order "
+                "and the defaults; parameters of your own come after them and have defaults."
             )
 
 
-def _plain(parameter: inspect.Parameter) -> str:
-    return str(parameter.replace(annotation=inspect.Parameter.empty))
+def _plain(parameters: list[inspect.Parameter]) -> str:
+    """Parameters as they are typed, without annotations: "(x, *, fmt=None)"."""
+    return str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters]))
 
 
 # --- supply -----------------------------------------------------------------------------------------------------------
