@@ -225,9 +225,8 @@ def _problems(page: Sequence[_PageCell], path: Path, blanks: Mapping) -> Iterato
 def _setup_problems(page: Sequence[_PageCell]) -> Iterator[tuple[int, str]]:
     code = [page_cell for page_cell in page if page_cell.cell.kind == "code"]
     setups = [page_cell for page_cell in page if page_cell.role == "setup"]
-    if not code or code[0].role != "setup":
-        line = code[0].cell.line if code else 1
-        yield line, 'the first code cell is not the setup cell. Begin it with `# %% tags=["setup"]`'
+    if code and code[0].role != "setup":
+        yield code[0].cell.line, 'the first code cell is not the setup cell. Begin it with `# %% tags=["setup"]`'
     for page_cell in setups[1:]:
         yield page_cell.cell.line, "there is a setup cell already. A page has one, its first code cell"
 
@@ -344,15 +343,17 @@ def build(
     solutions: Path | str = SOLUTIONS,
     blanks: Mapping | None = None,
 ) -> list[Path]:
-    """Write the released pages of `chapters` (all when omitted) to `out` (notebooks/) and return their paths.
+    """Write the released pages of `chapters` to `out` (notebooks/) and return their paths.
+
+    When `chapters` is omitted these are all chapters, and the pages of solutions/ without a number (the glossary).
 
     Everything is built before anything is replaced, and each page is replaced whole: a build that fails changes
-    nothing. Pages of chapters that no longer exist are removed when all are built.
+    nothing. Pages without a source are removed when all are built.
 
     Raises AuthoringError for what is wrong with a source, RuntimeError when nbgrader fails.
     """
     out = Path(NOTEBOOKS if out is None else out)
-    pages = _released_pages(_chapters(chapters), Path(solutions), blanks)
+    pages = _released_pages(_names(chapters, Path(solutions)), Path(solutions), blanks)
     out.mkdir(parents=True, exist_ok=True)
     for relative, content in pages.items():
         write_page(out / relative, content)
@@ -369,7 +370,7 @@ def out_of_step(
 ) -> list[str]:
     """One sentence for each page of notebooks/ that a fresh build would change; empty when all are in step."""
     notebooks = Path(NOTEBOOKS if notebooks is None else notebooks)
-    fresh = _released_pages(CHAPTERS, Path(solutions), blanks)
+    fresh = _released_pages(_names(None, Path(solutions)), Path(solutions), blanks)
     differences = []
     for relative in sorted(set(fresh) | _pages_in(notebooks)):
         page = notebooks / relative
@@ -415,23 +416,29 @@ def _strings_in(node) -> Iterator[str]:
         yield "\n".join(text for value in node for text in _strings_in(value))
 
 
-def _chapters(chapters: Sequence[Chapter | str] | None) -> Sequence[Chapter]:
-    if chapters is None:
-        return CHAPTERS
-    return [chapter if isinstance(chapter, Chapter) else find_chapter(chapter) for chapter in chapters]
+def _names(chapters: Sequence[Chapter | str] | None, solutions: Path) -> list[str]:
+    """The pages to build: `chapters`, or all of them and the pages without a number (the glossary)."""
+    if chapters is not None:
+        return [(chapter if isinstance(chapter, Chapter) else find_chapter(chapter)).name for chapter in chapters]
+    known = [chapter.name for chapter in CHAPTERS]
+    others = sorted(path.stem for path in solutions.glob("*.py") if path.stem not in known)
+    for name in others:
+        if name[0].isdigit():
+            raise AuthoringError(f"{solutions / name}.py: no chapter has this name. Add it to lowprec_lab/chapters.py")
+    return known + others
 
 
 def _pages_in(notebooks: Path) -> set[Path]:
-    """The generated pages, relative to the folder: NN_name/NN_name.ipynb."""
-    found = notebooks.glob("[0-9][0-9]_*/*.ipynb")
+    """The generated pages, relative to the folder: NAME/NAME.ipynb."""
+    found = notebooks.glob("*/*.ipynb")
     return {page.relative_to(notebooks) for page in found if page.stem == page.parent.name}
 
 
-def _released_pages(chapters: Sequence[Chapter], solutions: Path, blanks: Mapping | None) -> dict[Path, bytes]:
-    """What nbgrader's generate_assignment makes of each chapter: path below notebooks/ and content."""
+def _released_pages(names: Sequence[str], solutions: Path, blanks: Mapping | None) -> dict[Path, bytes]:
+    """What nbgrader's generate_assignment makes of each page: path below notebooks/ and content."""
     import nbformat
 
-    sources = {chapter.name: source_notebook(solutions / f"{chapter.name}.py", blanks) for chapter in chapters}
+    sources = {name: source_notebook(solutions / f"{name}.py", blanks) for name in names}
     with tempfile.TemporaryDirectory(prefix="lowprec-lab-") as folder:
         course = Path(folder).resolve()
         for name, notebook in sources.items():

@@ -224,6 +224,18 @@ def test_out_of_step(solutions, tmp_path, monkeypatch):
     assert (out / "README.md").exists()
 
 
+def test_pages_without_a_number_are_built_too(solutions, tmp_path, monkeypatch):
+    folder, out = solutions(), tmp_path / "notebooks"
+    monkeypatch.setattr(authoring, "CHAPTERS", [CHAPTERS[1]])
+    (folder / "glossary.py").write_text("# %% [markdown]\n# # Words\n")
+    pages = build(out, solutions=folder, blanks=BLANKS)
+    assert [page.name for page in pages] == [f"{CHAPTER}.ipynb", "glossary.ipynb"]
+    assert [cell.source for cell in nbformat.read(pages[1], as_version=4).cells] == ["# Words"]
+    (folder / "07_new.py").write_text(PAGE)
+    with pytest.raises(AuthoringError, match=r"07_new\.py: no chapter has this name"):
+        build(out, solutions=folder, blanks=BLANKS)
+
+
 # --- no answer in a released page -----------------------------------------------------------------------------------
 
 
@@ -331,7 +343,8 @@ def test_notebooks_are_in_step_with_solutions():
 
 
 def test_no_answer_is_in_any_released_page():
-    pages = [authoring.NOTEBOOKS / chapter.name / f"{chapter.name}.ipynb" for chapter in CHAPTERS]
+    pages = sorted(authoring.NOTEBOOKS.glob("*/*.ipynb"))
+    assert {chapter.name for chapter in CHAPTERS} <= {page.stem for page in pages}
     sources = [source_notebook(authoring.SOLUTIONS / f"{chapter.name}.py") for chapter in CHAPTERS]
     assert all(any(authoring._solution_lines(source)) for source in sources)
     for page in pages:

@@ -343,6 +343,10 @@ def test_full_marks_for_the_reference_then_0_for_an_empty_page(room, course):
     """One student, through the exchange: hands in everything and is graded, hands in an untouched page and is again."""
     name, desk = CHAPTERS[1].name, room.place / "desk"
     desk.mkdir()
+    assert (
+        released(course, name).read_bytes().strip()
+        == (authoring.NOTEBOOKS / name / f"{name}.ipynb").read_bytes().strip()
+    )
     room.run(desk, "fetch_assignment", name, "--course=fp8-2027")
     page = desk / name / f"{name}.ipynb"
     untouched = page.read_bytes()
