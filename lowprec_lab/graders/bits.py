@@ -190,6 +190,11 @@ def always_float32(codes, fmt):
     return (codes >> 31) & 1, (codes >> 23) & 0xFF, codes & 0x7FFFFF
 
 
+@misconception("split_fields", "It gives the sign as the factor +1 or -1: the field is 0 or 1.")
+def sign_as_a_factor(codes, fmt):
+    return 1 - 2 * _sign(codes, fmt), _exponent(codes, fmt), _mantissa(codes, fmt)
+
+
 @check_for("join_fields", weight=2)
 def codes_of_registered_formats(answer, case):
     """The fields of all registered formats: every code up to 12 bits, ends of every binade and random ones above."""
@@ -351,6 +356,26 @@ def only_code_zero_is_zero(codes, fmt):
     return torch.where((classes == 0) & (_sign(codes, fmt) == 1), torch.tensor(1, dtype=torch.int32), classes)
 
 
+@misconception("classify", "It takes every code with mantissa 0 for zero: powers of two have mantissa 0 too.")
+def mantissa_zero_is_zero(codes, fmt):
+    classes = oracle.classify(codes, fmt)
+    empty = (_mantissa(codes, fmt) == 0) & (classes == NumberClass.NORMAL) & fmt.subnormals
+    return torch.where(empty, torch.tensor(0, dtype=torch.int32), classes)
+
+
+@misconception("classify", "It swaps infinity and NaN: in ieee formats, infinity has mantissa 0 and NaN any other.")
+def infinity_and_nan_swapped(codes, fmt):
+    classes = oracle.classify(codes, fmt)
+    if fmt.specials != "ieee":
+        return classes
+    return torch.where(classes >= NumberClass.INF, 7 - classes, classes)
+
+
+@misconception("classify", "It has no NaN in fn formats: the code with all exponent and mantissa bits set is one.")
+def no_nan_in_fn(codes, fmt):
+    return oracle.classify(codes, fmt) if fmt.specials != "fn" else _without_specials(codes, fmt)
+
+
 # --- 1.5 decode -------------------------------------------------------------------------------------------------------
 
 
@@ -462,6 +487,44 @@ def ieee_specials_in_fn(codes, fmt):
 @misconception("decode", "It computes in float16, where values above 65504 and below 2^-24 do not exist.")
 def through_float16(codes, fmt):
     return oracle.decode(codes, fmt).to(torch.float16).double()
+
+
+@misconception("decode", "It drops the sign: every value comes out positive.")
+def values_without_sign(codes, fmt):
+    return oracle.decode(codes, fmt).abs()
+
+
+@misconception("decode", "It makes both infinities positive: the one with the sign bit set is -infinity.")
+def infinity_without_sign(codes, fmt):
+    values = oracle.decode(codes, fmt)
+    return torch.where(values.isinf(), math.inf, values)
+
+
+@misconception("decode", "It takes fnuz's 0x80 for -0.0: that code is the NaN.")
+def fnuz_nan_as_minus_zero(codes, fmt):
+    values = oracle.decode(codes, fmt)
+    return values if fmt.specials != "fnuz" else torch.where(values.isnan(), -0.0, values)
+
+
+@misconception("decode", "It gives subnormals and a zero to formats that have none: code 0 of E8M0 is 2^-127.")
+def subnormals_everywhere(codes, fmt):
+    if fmt.subnormals:
+        return oracle.decode(codes, fmt)
+    steps = torch.ldexp(_mantissa(codes, fmt).double(), torch.tensor(1.0 - fmt.bias - fmt.mantissa_bits))
+    small = torch.where(_sign(codes, fmt) == 1, -steps, steps)
+    return torch.where(_exponent(codes, fmt) == 0, small, oracle.decode(codes, fmt))
+
+
+@misconception("decode", "It counts the mantissa in steps of 1/(2^m - 1): its m bits are steps of 2^-m.")
+def mantissa_over_all_ones(codes, fmt):
+    if fmt.mantissa_bits == 0:
+        return oracle.decode(codes, fmt)
+    values, classes = oracle.decode(codes, fmt), oracle.classify(codes, fmt)
+    digit = (classes == NumberClass.NORMAL).double()
+    power = torch.where(digit == 1, _exponent(codes, fmt), 1) - fmt.bias
+    magnitude = torch.ldexp(digit + _mantissa(codes, fmt).double() / (2**fmt.mantissa_bits - 1), power.double())
+    signed = torch.where(_sign(codes, fmt) == 1, -magnitude, magnitude)
+    return torch.where(classes >= NumberClass.INF, values, signed)
 
 
 # --- 1.6 to 1.9: the landmarks of a format ----------------------------------------------------------------------------
@@ -750,6 +813,12 @@ def infinity_has_a_spacing(x, fmt):
 )
 def floor_one_too_low(x, fmt):
     return _spacing(x, fmt, lowest=math.frexp(oracle.min_normal(fmt))[1] - 2)
+
+
+@misconception("ulp", "It gives the gap below a power of two, which is half of the one above: 2^e begins its binade.")
+def gap_below_powers_of_two(x, fmt):
+    fraction, exponent = torch.frexp(x.double().abs())
+    return _spacing(x, fmt, exponent=exponent - 1 - (fraction == 0.5).to(exponent.dtype))
 
 
 # --- 1.11 add_float8 --------------------------------------------------------------------------------------------------
