@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+CHROMIUM_ON_MACOS = (
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+)
 CHROMIUM_OPTIONS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -46,8 +52,11 @@ window.showWidget = async (source, state) => {
 
 
 def find_chromium() -> str | None:
-    """The path of an installed Chromium or Chrome; None if there is none."""
-    return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
+    """The path of an installed Chromium or Chrome (LOWPREC_CHROMIUM chooses one); None if there is none."""
+    chosen = os.environ.get("LOWPREC_CHROMIUM")
+    on_path = (shutil.which(name) for name in CHROMIUM_NAMES)
+    on_macos = (path for path in CHROMIUM_ON_MACOS if Path(path).exists())
+    return next((path for path in (chosen, *on_path, *on_macos) if path), None)
 
 
 @contextmanager
@@ -59,7 +68,7 @@ def chromium(**options: object) -> Iterator[object]:
         raise RuntimeError("playwright is not installed: pip install 'lowprec_lab[dev]'") from error
     path = find_chromium()
     if path is None:
-        raise RuntimeError(f"no Chromium was found; looked for {', '.join(CHROMIUM_NAMES)} on PATH")
+        raise RuntimeError("no Chromium was found. Install one, or set LOWPREC_CHROMIUM to its path")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_OPTIONS, **options)
         try:

@@ -35,18 +35,21 @@ def run(progress: Callable[[str], None] = lambda line: None) -> dict:
     Returns {"figures": {"click_to_paint_ms": the worst of the medians}, "cases": {case: {"median_ms", "worst_ms",
     "clicks"}}}. Raises RuntimeError where there is no Chromium.
     """
+    with chromium() as browser:
+        cases = {name: measure(browser, name, progress) for name in CASES}
+    return {"figures": {"click_to_paint_ms": max(case["median_ms"] for case in cases.values())}, "cases": cases}
+
+
+def measure(browser: object, name: str, progress: Callable[[str], None] = lambda line: None) -> dict:
+    """Measure the case of that name in a running browser (a playwright Browser)."""
     from lowprec_lab.explorers import BitExplorer
 
-    cases = {}
-    with chromium() as browser:
-        for name, formats in CASES.items():
-            progress(f"click to paint: {name}")
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            show_widget(page, BitExplorer(formats))
-            times = click_to_paint(page)
-            cases[name] = {"median_ms": statistics.median(times), "worst_ms": max(times), "clicks": len(times)}
-            page.close()
-    return {"figures": {"click_to_paint_ms": max(case["median_ms"] for case in cases.values())}, "cases": cases}
+    progress(f"click to paint: {name}")
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    show_widget(page, BitExplorer(CASES[name]))
+    times = click_to_paint(page)
+    page.close()
+    return {"median_ms": statistics.median(times), "worst_ms": max(times), "clicks": len(times)}
 
 
 def click_to_paint(page: object, clicks: int = CLICKS) -> list[float]:

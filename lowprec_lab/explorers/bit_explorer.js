@@ -166,12 +166,14 @@ function short(value, digits = 7) {
   return text.replace("e+", "e").replaceAll("-", "−");
 }
 
-// What fits a cell of the table; the exact value is in its title and its name.
+// What fits a cell of the table (".0039", "-4.9e-4"); the exact value is in its title and its name.
 function cellText(value) {
   const size = Math.abs(value);
+  if (size === 0 || !Number.isFinite(value)) return short(value);
   if (size >= 1 && size < 1e5) return short(value, Number.isInteger(value) ? 5 : 3);
-  if (size >= 0.01 || size === 0 || !Number.isFinite(value)) return short(value, 3);
-  return Number(value.toPrecision(2)).toExponential().replaceAll("-", "−");
+  const sign = value < 0 ? "−" : "";
+  if (size >= 1e-3 && size < 1) return sign + String(Number(size.toPrecision(size < 1e-2 ? 2 : 3))).replace(/^0/, "");
+  return sign + Number(size.toPrecision(2)).toExponential().replace("e+", "e");
 }
 
 // "13 × 2⁻⁷": every value of a binary format is a whole number times a power of two.
@@ -778,7 +780,8 @@ class Panel {
   }
 
   drawLine() {
-    const width = Math.max(280, Math.round(this.lineNode.clientWidth || 640));
+    // A notebook takes cells off the page that are out of view: no width then, and the last one is kept.
+    const width = Math.max(260, this.lineNode.clientWidth || this.lineWidth || 640);
     if (this.lineWidth !== width) {
       this.overview = new Overview(this.table, width);
       this.lineWidth = width;
@@ -1096,7 +1099,7 @@ class Explorer {
 
   // Number lines are drawn to the width that they have, so their text keeps its size.
   resize() {
-    for (const panel of this.panels) if (panel.state && panel.lineNode.clientWidth !== panel.lineWidth) panel.drawLine();
+    for (const panel of this.panels) if (panel.state && panel.lineNode.clientWidth) panel.drawLine();
   }
 
   dress() {

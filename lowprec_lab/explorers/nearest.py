@@ -17,26 +17,26 @@ OVERFLOWS = ("saturate", "to_special")
 
 Real = Fraction | float  # a Fraction, or one of -0.0, inf, -inf and nan, which no Fraction can be
 
-_POWER = re.compile(r"([+-]?)(?:([^*^]+)\*)?2\^([+-]?\d{1,4})")
+_DECIMAL = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,4})?"
+_QUOTIENT = re.compile(rf"([+-]?)({_DECIMAL})(?:/({_DECIMAL}))?")
+_POWER = re.compile(rf"([+-]?)(?:({_DECIMAL})\*)?2\^([+-]?\d{{1,4}})")
+_SPECIAL = re.compile(r"([+-]?)(nan|inf|infinity|∞)")
 
 
 def read_real(text: str) -> Real:
     """The number that a text means: "0.1", "1/3", "3*2^-9", "-0", "inf", "nan". Raises ValueError."""
     compact = re.sub(r"[\s_]", "", text).replace("−", "-").replace("×", "*").replace("**", "^").lower()
-    special = re.fullmatch(r"([+-]?)(nan|inf|infinity|∞)", compact)
-    if special:
-        magnitude = float("nan") if special[2] == "nan" else float("inf")
-        return -magnitude if special[1] == "-" else magnitude
-    power = _POWER.fullmatch(compact)
-    try:
-        if power:
-            real = Fraction(power[2] or 1) * Fraction(2) ** int(power[3]) * (-1 if power[1] == "-" else 1)
-        else:
-            above, _, below = compact.partition("/")
-            real = Fraction(above) / Fraction(below or 1)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{text!r} is not a number: write 0.1, 1e-3, 1/3, 3*2^-9, inf or nan") from None
-    return -0.0 if real == 0 and compact.startswith("-") else real
+    if match := _SPECIAL.fullmatch(compact):
+        size = float("nan") if match[2] == "nan" else float("inf")
+    elif match := _POWER.fullmatch(compact):
+        size = Fraction(match[2] or 1) * Fraction(2) ** int(match[3])
+    elif (match := _QUOTIENT.fullmatch(compact)) and Fraction(match[3] or 1):
+        size = Fraction(match[2]) / Fraction(match[3] or 1)
+    else:
+        raise ValueError(f"{text!r} is not a number: write 0.1, 1e-3, 1/3, 3*2^-9, inf or nan")
+    if match[1] != "-":
+        return size
+    return -0.0 if size == 0 else -size
 
 
 def sign_bit(fmt: Format) -> int:
