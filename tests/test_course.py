@@ -327,6 +327,14 @@ def scores(course, student, name):
         return {grade.name.removeprefix("check_"): (grade.auto_score, grade.max_score) for grade in notebook.grades}
 
 
+def verdicts(course, student, name):
+    """What an autograded page says under each check, as text."""
+    page = course.folder / "autograded" / student / name / f"{name}.ipynb"
+    checks = [cell for cell in nbformat.read(page, as_version=4).cells if cell.source.startswith("check(")]
+    outputs = [output for cell in checks for output in cell.outputs]
+    return "\n".join(str(output.get("data", output).get("text/plain", output)) for output in outputs)
+
+
 def points_of(name):
     return {exercise: blank.points for exercise, blank in BLANKS.items() if blank.chapter.name == name}
 
@@ -359,7 +367,8 @@ def test_full_marks_for_the_reference_then_0_for_an_empty_page(room, course):
 
     nbformat.write(answered(page, references(name)), page)
     assert "Success! Your notebook passes all the tests." in room.run(desk, "validate", str(page))
-    assert submit_and_grade() == {exercise: (points, points) for exercise, points in points_of(name).items()}
+    full_marks = {exercise: (points, points) for exercise, points in points_of(name).items()}
+    assert submit_and_grade() == full_marks, verdicts(course, getpass.getuser(), name)
     page.write_bytes(untouched)
     assert f"VALIDATION FAILED ON {len(points_of(name))} CELL" in room.run(desk, "validate", str(page))
     assert submit_and_grade("--update") == {exercise: (0, points) for exercise, points in points_of(name).items()}
