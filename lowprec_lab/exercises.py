@@ -18,10 +18,12 @@ from lowprec_lab.blanks import BLANKS, FILLED, Blank, blank, blank_of, in_order,
 from lowprec_lab.graders import registry
 from lowprec_lab.graders.judging import grade, unwritten
 from lowprec_lab.graders.verdict import Verdict
+from lowprec_lab.limits import TookTooLongError, time_limit
 from lowprec_lab.sources import (
     AnswerError,
     Source,
     is_untouched,
+    last_cell_defining,
     load,
     reference,
     reference_source,
@@ -35,6 +37,9 @@ __all__ = [
 
 _LISTENERS: list[Callable[[str], None]] = []
 _SOURCES: dict[str, Source | None] = {}
+# Why the last run of an answer's cell was refused; a verdict on the version before it would mislead.
+_REFUSED: dict[str, str] = {}
+_LISTENER_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,36 @@ def fill(answer: Callable) -> Callable:
     target = _known_blank(answer)
     source = source_of(answer)
     if source is not None and is_untouched(source.text, target.name):
-        return getattr(inspect.getmodule(target.contract), "__dict__", {}).get(target.name, answer)
-    _require_signature(answer, target)
-    if source is not None:
-        load(source, target, lambda name: getattr(_module_of(BLANKS[name]), name), f"your {target.name}")
+        return getattr(_module_of(target), target.name)
+    try:
+        _require_signature(answer, target)
+        if source is not None:
+            load(source, target, _in_use, f"your {target.name}")
+    except AnswerError as error:
+        _REFUSED[target.name] = str(error)
+        raise
+    _REFUSED.pop(target.name, None)
     answer.__lowprec_blank__ = target.name
     _SOURCES[target.name] = source
     blanks.install(target.name, answer)
-    for callback in _LISTENERS:
-        callback(target.name)
+    _tell_listeners(target.name)
     return answer
+
+
+def _in_use(name: str) -> Callable:
+    return getattr(_module_of(BLANKS[name]), name)
+
+
+def _tell_listeners(name: str) -> None:
+    """Let what runs on the answer draw itself again; an answer that never returns or raises must not stop its cell."""
+    for callback in _LISTENERS:
+        try:
+            with time_limit(_LISTENER_LIMIT_S):
+                callback(name)
+        except TookTooLongError:
+            print(f"{name} took more than {_LISTENER_LIMIT_S:g} s to draw the explorers: is there an endless loop?")
+        except Exception as error:  # whatever a learner's function may raise; check will say it properly
+            print(f"the explorers could not be drawn with this {name}: {type(error).__name__}: {error}")
 
 
 def _known_blank(answer: Callable) -> Blank:
@@ -153,7 +178,7 @@ def _saved(target: Blank) -> Supply | None:
         function = load(
             Source(entry.source, helpers or ""),
             target,
-            lambda name: getattr(_module_of(BLANKS[name]), name),
+            _in_use,
             f"answers/{target.module}.py: {target.name}",
         )
     except AnswerError as error:
@@ -208,7 +233,7 @@ def check(answer: object, *, report: bool = False) -> float | None:
 
 def _no_exercise(name: str) -> str:
     if name in BLANKS:
-        return f"Your {name} was defined without `@fill`. Put `@fill` on the line above its `def`, and run that cell again."
+        return f"Your {name} was defined without `@fill`. Put it on the line above `def {name}`, and run it again."
     return f"check({name}): no exercise has this name. The exercises are: {', '.join(b.name for b in in_order())}."
 
 
@@ -218,12 +243,29 @@ def verdict_on(answer: object, target: Blank) -> Verdict:
     function = FILLED.get(target.name) if isinstance(answer, str) or _is_dispatcher(answer) else answer
     if function is None:
         return _nothing_filled(target)
+    stale = _stale(target)
+    if stale:
+        return unwritten(target, "not judged: the last run of its cell did not get through", stale)
     verdict = grade(target, function)
-    if not verdict.passed:
-        at_fault = _earlier_at_fault(target, _SOURCES.get(target.name))
-        if at_fault:
-            _pass_all_the_same(verdict, at_fault)
+    if verdict.passed:
+        return verdict
+    at_fault = _earlier_at_fault(target, _SOURCES.get(target.name))
+    if at_fault:
+        _pass_all_the_same(verdict, at_fault)
+    elif not _under_nbgrader() and (saved := _saved_entry(target)[0]):
+        verdict.notes.append(f"Your right answer of {_date(saved.saved_at)} stays saved.")
     return verdict
+
+
+def _stale(target: Blank) -> str:
+    """Why the function in use is not what the cell says now; "" where it is, as far as the kernel can know."""
+    if target.name in _REFUSED:
+        return f"{_REFUSED[target.name]} What is in use is the version before it."
+    source = _SOURCES.get(target.name)
+    last = last_cell_defining(target.name)
+    if source is None or not last or last.strip() == source.text.strip():
+        return ""
+    return "The cell ended in an error, or holds no answer. In use is the version before it. Run the cell again."
 
 
 def _is_dispatcher(answer: object) -> bool:
@@ -240,15 +282,17 @@ def _nothing_filled(target: Blank) -> Verdict:
 
 
 def _earlier_at_fault(target: Blank, source: Source | None) -> str:
-    """The earlier answer because of which this one fails, when it passes with the references in their place."""
+    """The earlier answer because of which this one fails, when it passes with right ones in their place."""
     used = [b.name for b in blanks.earlier_than(target.name) if source and b.name in source.text and b.name in FILLED]
-    if not used or any(reference_source(name) is None for name in used):
+    right = {name: reference(name) or registry.ORACLES.get(name) for name in used}
+    if not used or None in right.values():
         return ""
 
     def passes(own: set[str]) -> bool:
-        earlier = {n: FILLED[n] if n in own else reference(n) for n in used}
-        others = lambda name: earlier.get(name) or getattr(_module_of(BLANKS[name]), name)  # noqa: E731
-        return grade(target, load(source, target, others, f"your {target.name}"), naming=False).passed
+        def earlier(name: str) -> Callable:
+            return FILLED[name] if name in own else right.get(name) or _in_use(name)
+
+        return grade(target, load(source, target, earlier, f"your {target.name}"), naming=False).passed
 
     if not passes(set()):
         return ""
@@ -260,8 +304,8 @@ def _pass_all_the_same(verdict: Verdict, at_fault: str) -> None:
     verdict.headline = f"right, with a right {at_fault} under it"
     verdict.rows, verdict.try_it, verdict.misconception = [], "", ""
     verdict.sentences = [
-        f"It fails now only because your {at_fault} (exercise {BLANKS[at_fault].exercise}) is wrong; with the "
-        f"reference in its place it is right on every input, so this exercise counts. Mend {at_fault} next."
+        f"It fails now only because your {at_fault} (exercise {BLANKS[at_fault].exercise}) is wrong; with a "
+        f"right one in its place it is right on every input, so this exercise counts. Mend {at_fault} next."
     ]
     for line in verdict.checks:
         line["passed"] = True
@@ -280,7 +324,7 @@ def _keep(target: Blank) -> list[str]:
         path = workspace.save_answer(target.module, target.name, source.text, source.helpers or None, order=order)
     except workspace.WorkspaceError as error:
         return [*notes, f"Your answer is right, and could not be saved: {error}"]
-    return [f"Saved to {path.parent.name}/{path.name}." if path else "", *notes]
+    return [f"Saved to {'/'.join(path.parts[-3:])}." if path else "", *notes]
 
 
 def _write_report(target: Blank, verdict: Verdict) -> Path:
@@ -351,7 +395,9 @@ def question(key: str, value: object) -> None:
     asked = registry.QUESTIONS[key]
     if value is ...:
         print(f"? {key}   not answered yet: put your answer in place of the dots.")
-    elif type(value) is type(asked.right) and value == asked.right:
+    elif isinstance(value, str) and not isinstance(asked.right, str):
+        print(f"? {key}   write it without quotes: a number, True or False, not a text.")
+    elif (type(value) is bool) == (type(asked.right) is bool) and value == asked.right:
         print(f"✓ {key}   {asked.because}")
     else:
         known = next(

@@ -27,6 +27,13 @@ _FLOAT32_LARGEST_EXPONENT = 127
 _FLOAT32_MANTISSA_BITS = 23
 
 
+class FormatError(ValueError):
+    """A format that cannot exist, or is not known. In a notebook the sentence is shown without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"FormatError: {self}"]
+
+
 @dataclass(frozen=True)
 class Format:
     """A binary number format of at most 32 bits: `sign | exponent | mantissa`, most significant bit first.
@@ -40,7 +47,7 @@ class Format:
         normal number, 1.mantissa * 2^(0 - bias), and the format has no zero.
     torch_dtype: the torch dtype with the same bits, if there is one.
 
-    Raises ValueError, with the reason and a way out, for a format that cannot exist.
+    Raises FormatError (a ValueError), with the reason and a way out, for a format that cannot exist.
     """
 
     name: str
@@ -77,18 +84,18 @@ class Format:
 
 def _require_whole_numbers(fmt: Format) -> None:
     if not isinstance(fmt.name, str) or not fmt.name:
-        raise ValueError(f"a Format's name is a non-empty text, not {fmt.name!r}")
+        raise FormatError(f"a Format's name is a non-empty text, not {fmt.name!r}")
     for name in ("exponent_bits", "mantissa_bits", "bias"):
         value = getattr(fmt, name)
         if name == "bias" and value is None:
             continue
         if type(value) is not int:
-            raise ValueError(f"Format {fmt.name!r}: {name} is a whole number (int), not {value!r}")
+            raise FormatError(f"Format {fmt.name!r}: {name} is a whole number (int), not {value!r}")
 
 
 def _require_possible(fmt: Format) -> None:
-    def impossible(reason: str) -> ValueError:
-        return ValueError(f"Format {fmt.name!r} cannot exist: {reason}")
+    def impossible(reason: str) -> FormatError:
+        return FormatError(f"Format {fmt.name!r} cannot exist: {reason}")
 
     if fmt.specials not in SPECIALS:
         known = "; ".join(f"{name!r} ({meaning})" for name, meaning in SPECIALS.items())
@@ -150,12 +157,12 @@ FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in (
 
 
 def get_format(name: str) -> Format:
-    """The registered format of that name ("float8_e4m3fn") or constant ("E4M3"); ValueError lists what there is."""
+    """The registered format of that name ("float8_e4m3fn") or constant ("E4M3"); FormatError lists what there is."""
     for fmt in FORMATS.values():
         if name in (fmt.name, _CONSTANT_OF[fmt.name]):
             return fmt
     known = ", ".join(f"{fmt.name} ({_CONSTANT_OF[fmt.name]})" for fmt in FORMATS.values())
-    raise ValueError(f"no format is called {name!r}. Registered are: {known}. Make your own with Format(...)")
+    raise FormatError(f"no format is called {name!r}. Registered are: {known}. Make your own with Format(...)")
 
 
-__all__ = ["Format", "FORMATS", "SPECIALS", "get_format", *_CONSTANT_OF.values()]
+__all__ = ["Format", "FormatError", "FORMATS", "SPECIALS", "get_format", *_CONSTANT_OF.values()]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
 from lowprec_lab import plots
+from lowprec_lab.limits import TookTooLongError, time_limit
 
 
 @dataclass(frozen=True)
 class Race:
-    """seconds: all runs of each runner, in the order in which they ran."""
+    """seconds: all runs of each runner, in the order in which they ran. left_out: runners that took too long."""
 
     seconds: dict[str, list[float]]
+    left_out: list[str] = field(default_factory=list)
 
     def ratios(self, to: str) -> dict[str, float]:
         """The median time of each runner, relative to that of `to`."""
@@ -36,14 +38,27 @@ class Race:
         return made
 
 
-def race(runners: Mapping[str, Callable[[], object]], rounds: int = 7) -> Race:
-    """Run each function once to warm up, then all of them in turn, `rounds` times: noise hits all of them alike."""
-    for run in runners.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
+def race(runners: Mapping[str, Callable[[], object]], rounds: int = 7, limit_s: float = 5.0) -> Race:
+    """Run each function once to warm up, then all of them in turn, `rounds` times: noise hits all of them alike.
+
+    A runner whose first run takes more than `limit_s` seconds is stopped and left out, with a line that says so; with
+    slow runners there are fewer rounds, so that a race ends within about 4 * limit_s.
+    """
+    warm: dict[str, float] = {}
+    for name, run in runners.items():
+        start = time.perf_counter()
+        try:
+            with time_limit(limit_s):
+                run()
+        except TookTooLongError:
+            print(f"{name} is left out: one run takes more than {limit_s:g} s")
+            continue
+        warm[name] = time.perf_counter() - start
+    rounds = max(1, min(rounds, int(3 * limit_s / max(sum(warm.values()), 1e-9))))
+    seconds: dict[str, list[float]] = {name: [] for name in warm}
     for _ in range(rounds):
-        for name, run in runners.items():
+        for name in warm:
             start = time.perf_counter()
-            run()
+            runners[name]()
             seconds[name].append(time.perf_counter() - start)
-    return Race(seconds)
+    return Race(seconds, [name for name in runners if name not in warm])

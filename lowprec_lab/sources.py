@@ -12,6 +12,7 @@ import contextlib
 import dis
 import functools
 import importlib
+import importlib.util
 import inspect
 import io
 import linecache
@@ -71,14 +72,23 @@ def _code_of(thing: object) -> types.CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def _helpers_in_kernel() -> str:
+def _cells_run() -> list[str]:
+    """The cells that were run in this kernel, the last one first; none outside IPython."""
     try:
         from IPython import get_ipython
     except ImportError:
-        return ""
+        return []
     shell = get_ipython()
-    cells = shell.user_ns.get("In", []) if shell is not None else []
-    return next((cell for cell in reversed(cells) if cell.lstrip().startswith(HELPERS_MARK)), "")
+    return list(reversed(shell.user_ns.get("In", []))) if shell is not None else []
+
+
+def _helpers_in_kernel() -> str:
+    return next((cell for cell in _cells_run() if cell.lstrip().startswith(HELPERS_MARK)), "")
+
+
+def last_cell_defining(name: str) -> str:
+    """The last cell run in this kernel that fills in `name`, whether it got through or not; "" if there is none."""
+    return next((cell for cell in _cells_run() if "@fill" in cell and _defines(cell, name)), "")
 
 
 def _helpers_in(cells: list[Cell]) -> str:
@@ -115,7 +125,7 @@ def chapter_names(blank: Blank, earlier: Callable[[str], Callable]) -> dict[str,
     """
     module = importlib.import_module(f"lowprec_lab.{blank.module}")
     given = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in BLANKS}
-    names = {"math": math, "np": np, "torch": torch, "Tensor": torch.Tensor, "F": torch.nn.functional}
+    names = {"math": math, "np": np, "torch": torch, "Tensor": torch.Tensor}
     names |= {name: getattr(formats, name) for name in formats.__all__}
     names |= {name: value for name, value in given.items() if not inspect.ismodule(value)}
     names |= {other.name: earlier(other.name) for other in earlier_than(blank.name)}
@@ -182,6 +192,9 @@ def _missing_text(blank: Blank, missing: list[str]) -> str:
     if later:
         which = ", ".join(f"{name} (exercise {BLANKS[name].exercise})" for name in later)
         return f"{blank.name} uses {which}, which comes later. An answer may use earlier exercises only."
+    modules = [name for name in missing if importlib.util.find_spec(name) is not None]
+    if modules:
+        return f"{blank.name} uses {', '.join(modules)}. Import it in this cell, so that the answer stands alone."
     names = ", ".join(missing)
     return (
         f"{blank.name} uses {names}, which this cell does not define. An answer stands alone, so that it can be saved "

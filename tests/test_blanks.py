@@ -29,7 +29,7 @@ def fresh(monkeypatch, tmp_path):
     before = {name: getattr(sys.modules[f"lowprec_lab.{BLANKS[name].module}"], name) for name in NAMES}
 
     def clear():
-        for state in (FILLED, SUPPLIED, exercises._SOURCES, exercises._TOLD, exercises._LISTENERS):
+        for state in (FILLED, SUPPLIED, exercises._SOURCES, exercises._REFUSED, exercises._TOLD, exercises._LISTENERS):
             state.clear()
         sources.reference.cache_clear()
         for name, dispatcher in before.items():
@@ -166,6 +166,12 @@ def test_a_default_from_another_cell(kernel):
         kernel.run("@fill\ndef min_normal(fmt, by=factor):\n    return by")
 
 
+def test_a_module_that_was_not_imported_in_the_cell(kernel):
+    kernel.run("import itertools")
+    with pytest.raises(AnswerError, match="min_normal uses itertools. Import it in this cell"):
+        kernel.run("@fill\ndef min_normal(fmt):\n    return next(itertools.count(2.0))")
+
+
 def test_a_later_exercise(kernel):
     with pytest.raises(AnswerError, match=r"split_fields uses decode \(exercise 1.5\), which comes later"):
         kernel.run("@fill\ndef split_fields(codes, fmt):\n    return decode(codes, fmt)")
@@ -191,7 +197,7 @@ def test_names_that_every_answer_finds(kernel):
     kernel.run("""
     @fill
     def min_normal(fmt):
-        assert E4M3 and Format and NumberClass and np and math and F and Tensor and torch
+        assert E4M3 and Format and NumberClass and np and math and Tensor and torch
         return 3.0
     """)
     assert "min_normal" in FILLED
@@ -260,11 +266,51 @@ def test_listeners_hear_of_it(kernel):
     assert heard == ["min_normal"]
 
 
-def test_a_refused_fill_leaves_the_old_one(kernel):
+def test_a_listener_that_fails_stops_nothing(kernel):
+    @exercises.on_fill
+    def draw(name):
+        raise ValueError("no picture")
+
+    assert "could not be drawn with this min_normal: ValueError: no picture" in kernel.run(RIGHT)
+    assert "✓ min_normal" in kernel.run("check(min_normal)")
+
+
+def test_a_listener_that_never_ends_is_stopped(kernel, monkeypatch):
+    monkeypatch.setattr(exercises, "_LISTENER_LIMIT_S", 0.2)
+
+    @exercises.on_fill
+    def draw(name):
+        while True:
+            pass
+
+    assert "more than 0.2 s to draw the explorers" in kernel.run(RIGHT)
+    assert "✓ min_normal" in kernel.run("check(min_normal)")
+
+
+def test_a_refused_fill_leaves_the_old_one_and_its_verdict_is_not_repeated(kernel):
     kernel.run(RIGHT)
     with pytest.raises(AnswerError):
         kernel.run("@fill\ndef min_normal(format):\n    return 3.0")
     assert kernel["bits"].min_normal(E4M3) == 2.0**-6
+    verdict = kernel.run("check('min_normal')")
+    assert "○ min_normal   not judged" in verdict
+    assert "your version takes (format)" in verdict
+    kernel.run(RIGHT)
+    assert "✓ min_normal" in kernel.run("check('min_normal')")
+
+
+def test_a_cell_that_ended_in_an_error_is_not_judged(kernel):
+    kernel.run(RIGHT)
+    with pytest.raises(ZeroDivisionError):
+        kernel.run("1 / 0\n@fill\ndef min_normal(fmt):\n    return 3.0")
+    assert "○ min_normal   not judged" in kernel.run("check(min_normal)")
+
+
+def test_a_failing_answer_is_told_that_the_right_one_stays_saved(kernel):
+    kernel.run(RIGHT)
+    kernel.run("check(min_normal)")
+    kernel.run(WRONG)
+    assert "stays saved" in kernel.run("check(min_normal)")
 
 
 # check
@@ -282,7 +328,7 @@ def test_check_by_name(kernel):
 
 def test_check_without_fill_after_a_restart_speaks_of_the_saved_answer(kernel):
     kernel.run(RIGHT)
-    assert "Saved to answers/bits.py." in kernel.run("check(min_normal)")
+    assert "Saved to work/answers/bits.py." in kernel.run("check(min_normal)")
     restart()
     kernel.run("from lowprec_lab.bits import min_normal")
     assert "not judged now; your saved answer of 20" in kernel.run("check(min_normal)")
@@ -290,7 +336,7 @@ def test_check_without_fill_after_a_restart_speaks_of_the_saved_answer(kernel):
 
 def restart():
     """What a new kernel knows: nothing."""
-    for state in (FILLED, SUPPLIED, exercises._SOURCES):
+    for state in (FILLED, SUPPLIED, exercises._SOURCES, exercises._REFUSED):
         state.clear()
     for name in NAMES:
         module = sys.modules[f"lowprec_lab.{BLANKS[name].module}"]
@@ -320,7 +366,7 @@ def test_the_verdict_shows_the_learners_own_line(kernel):
         exponent = 1 - fmt.bias
         return [2.0][exponent]  # a slip
     """)
-    assert "line 4: return [2.0][exponent]  # a slip" in kernel.run("check(min_normal)")
+    assert "line 4 of min_normal: return [2.0][exponent]  # a slip" in kernel.run("check(min_normal)")
 
 
 def test_an_earlier_answer_at_fault_is_named_and_the_exercise_passes(kernel, fresh):

@@ -11,10 +11,11 @@ import torch
 
 from lowprec_lab import formats
 from lowprec_lab.blanks import BLANKS, in_order
+from lowprec_lab.calls import same_data
 from lowprec_lab.formats import E4M3, FORMATS, FP32
 from lowprec_lab.graders import judging, registry
 from lowprec_lab.graders import run as running
-from lowprec_lab.graders.case import same_data, tokens_of
+from lowprec_lab.graders.case import tokens_of
 from lowprec_lab.graders.judging import bit_fields, grade, tensor_text
 from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS
 from lowprec_lab.graders.run import run_checks
@@ -45,13 +46,13 @@ NO_RESULT = [
     (lambda x: None, "returned None (is a `return` missing?); a Tensor is expected"),
     (lambda x: 1, "returned an int; a Tensor is expected"),
     (lambda x: [1, 2], "returned a list; a Tensor is expected"),
-    (lambda x: right(x).int().numpy(), "returned a ndarray; a Tensor is expected"),
+    (lambda x: right(x).int().numpy(), "returned an ndarray; a Tensor is expected"),
     (lambda x: (right(x).int(),), "returned a tuple; a Tensor is expected"),
     (lambda x: right(x), "returned bool; int32 is expected"),
     (lambda x: right(x).long(), "returned int64; int32 is expected"),
     (lambda x: right(x).float(), "returned float32; int32 is expected"),
     (lambda x: right(x).int()[..., None], "is expected."),
-    (lambda x: right(x).int().reshape(-1), "returned shape (1,); () is expected"),
+    (lambda x: right(x).int().reshape(-1), "shape (1,); () is expected"),
     (lambda x: right(x).int().to(torch.device("meta")), "returned a tensor on meta; one on cpu is expected"),
     (lambda x: right(x).int().as_subclass(Bits), "returned a Bits; a Tensor is expected"),
     (lambda x: torch.nn.Parameter(right(x).int(), requires_grad=False), "returned a Parameter; a Tensor is expected"),
@@ -88,7 +89,7 @@ def test_parts_of_a_tuple_are_named():
         return sign, exponent.long(), mantissa
 
     assert "a tuple of 2; a tuple of 3 (sign, exponent, mantissa)" in judged("split_fields", two).text()
-    assert "The exponent returned int64; int32 is expected." in judged("split_fields", wide).text()
+    assert "The exponent is int64; int32 is expected." in judged("split_fields", wide).text()
     assert "a list; a tuple of 3" in judged("split_fields", lambda codes, fmt: [codes, codes, codes]).text()
 
 
@@ -105,7 +106,7 @@ def test_an_exception_shows_the_learners_own_line():
     verdict = judged("sign_bit", answer("sign_bit", source))
     assert verdict.level == "failed"
     assert "It raised TypeError" in verdict.text()
-    assert "line 3: return torch.add(y, 'one')  # here" in verdict.text()
+    assert "line 3 of sign_bit: return torch.add(y, 'one')  # here" in verdict.text()
 
 
 def test_endless_recursion_is_told():
@@ -120,13 +121,14 @@ def test_leaving_is_an_exception_too(raised):
     assert "line 2" in verdict.text()
 
 
-def test_only_the_first_line_of_an_exceptions_text_is_shown():
+def test_a_long_text_of_an_exception_is_cut():
     def many_lines(x):
-        raise ValueError("\n".join(f"line number {number}" for number in range(10)))
+        raise ValueError("\n".join(f"line number {number}" for number in range(1000)))
 
-    text = judged("sign_bit", many_lines).text()
-    assert "ValueError: line number 0" in text
-    assert "line number 1" not in text
+    verdict = judged("sign_bit", many_lines)
+    assert "ValueError: line number 0" in verdict.text()
+    assert len(verdict.sentences[0]) < 300
+    assert "\n" not in verdict.sentences[0]
 
 
 def test_prints_and_warnings_of_an_answer_stay_away(capsys, recwarn):
@@ -138,10 +140,23 @@ def sign_bit(x):
     warnings.warn("a warning")
     return torch.signbit(x).int()
 """
-    assert judged("sign_bit", answer("sign_bit", source)).passed
+    verdict = judged("sign_bit", answer("sign_bit", source))
+    assert verdict.passed
     output = capsys.readouterr()
     assert output.out == output.err == ""
     assert not recwarn.list
+    [note] = verdict.notes
+    assert note.startswith("While it was checked, your code printed: to stdout to stdout")
+    assert len(note) < 300
+
+
+def test_a_slow_answer_passes_and_is_told(monkeypatch):
+    monkeypatch.setattr(judging, "_SLOW_S", 0.1)
+    source = "def sign_bit(x):\n    import time\n    time.sleep(0.02)\n    return torch.signbit(x).int()\n"
+    verdict = judged("sign_bit", answer("sign_bit", source))
+    assert verdict.passed
+    assert "a loop per element will be too slow" in verdict.notes[0]
+    assert verdict.points == verdict.max_points
 
 
 # time
@@ -228,6 +243,10 @@ def test_close_means_up_to_four_ulp(steps, level):
     assert verdict.points < verdict.max_points
     if level == "close":
         assert f"up to {steps} ulp from right" in verdict.headline
+
+
+def test_a_lost_sign_of_zero_is_wrong_and_not_close():
+    assert judged("decode", lambda codes, fmt: reference("decode")(codes, fmt) + 0.0).level == "wrong"
 
 
 def test_integers_are_never_close():

@@ -15,16 +15,18 @@ from lowprec_lab.bench.larger_inputs import calls_for
 from lowprec_lab.bench.mutants import mutants
 from lowprec_lab.bench.other_answers import OtherAnswer, load_answer, other_answers
 from lowprec_lab.blanks import Blank, in_order
+from lowprec_lab.calls import copy_data
 from lowprec_lab.graders import naming, registry
-from lowprec_lab.graders.case import AnswerFailed, copy_data, tokens_of, type_problem
+from lowprec_lab.graders.case import tokens_of, type_problem
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import MISCONCEPTIONS
-from lowprec_lab.graders.run import quiet, run_checks, time_limit
+from lowprec_lab.graders.run import run_checks
 from lowprec_lab.graders.verdict import Verdict
+from lowprec_lab.limits import TookTooLongError, quiet, time_limit
 from lowprec_lab.sources import AnswerError, Source, reference, reference_source
 
 SEED = 20260101
-MUTANTS_PER_CHAPTER = 220
+MUTANTS_PER_CHAPTER = 300
 _MUTANT_LIMIT_S = 2.0  # a mutant that takes longer than this on one check is put aside: the learner's limit is 10 s
 _COMPARE_LIMIT_S = 20.0
 
@@ -34,6 +36,7 @@ class Finding:
     """What the bench found out about one exercise; lists hold names of functions, or texts of mutants."""
 
     exercise: str
+    chapter: str
     misconceptions: int = 0
     accepted: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
@@ -61,7 +64,7 @@ def run(progress: bool = True) -> dict:
     if missing:
         raise AnswerError(f"no reference answer for {', '.join(missing)}: run this in a clone, which has solutions/")
     steps = list(_steps(blanks, others))
-    findings = {blank.name: Finding(blank.name) for blank in blanks}
+    findings = {blank.name: Finding(blank.name, blank.chapter.name) for blank in blanks}
     for step, blank, *rest in _with_bar(steps, progress):
         step(findings[blank.name], blank, *rest)
     return _report(list(findings.values()))
@@ -181,7 +184,7 @@ def differs(exercise: str, one: Callable, another: Callable) -> bool | None:
     try:
         with quiet(), time_limit(_COMPARE_LIMIT_S):
             return any(_outcome(one, args) != _outcome(another, args) for args in calls_for(exercise))
-    except AnswerFailed:
+    except TookTooLongError:
         return None
 
 
@@ -221,7 +224,10 @@ def _report(findings: list[Finding]) -> dict:
         "mutants_surviving": total(lambda f: len(f.survivors)),
         "mutants_right": total(lambda f: f.mutants_right),
     }
-    return {"figures": figures, "exercises": [vars(finding) for finding in findings]}
+    by_chapter: dict[str, int] = {}
+    for finding in findings:
+        by_chapter[finding.chapter] = by_chapter.get(finding.chapter, 0) + finding.mutants
+    return {"figures": figures, "mutants": by_chapter, "exercises": [vars(finding) for finding in findings]}
 
 
 def _with_bar(steps: list, progress: bool):

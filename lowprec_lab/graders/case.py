@@ -15,19 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.formats import Format
+from lowprec_lab.calls import article, bits_of, call_answer
 
 # All NaNs of a dtype compare equal: formats disagree about payloads, never about being NaN.
 _NAN_TOKEN = np.int64(-(2**63) + 1)
-_BIT_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class AnswerFailed(Exception):
-    """An answer raised, ran too long, changed its input or gave back something that is not data."""
-
-    def __init__(self, kind: str, sentence: str, where: str = "") -> None:
-        super().__init__(sentence)
-        self.kind, self.sentence, self.where = kind, sentence, where
 
 
 @dataclass
@@ -58,13 +49,6 @@ class Record:
         return self.wrong.size
 
 
-def bits_of(value: Tensor) -> np.ndarray:
-    """The bits of a tensor's elements as a flat int64 array."""
-    flat = value.detach().contiguous().reshape(-1)
-    view = flat.view(torch.uint8 if flat.dtype == torch.bool else _BIT_VIEWS[flat.element_size()])
-    return view.numpy().astype(np.int64)
-
-
 def tokens_of(value: object) -> np.ndarray:
     """The bits of a tensor's elements, or of a number, as a flat int64 array, with one token for every NaN."""
     if isinstance(value, Tensor):
@@ -81,27 +65,23 @@ def _small(value: int) -> int:
     return value if -(2**63) <= value < 2**63 else zlib.crc32(repr(value).encode())
 
 
-def type_problem(got: object, want: object, what: str = "It") -> tuple[str, str] | None:
+def type_problem(got: object, want: object, what: str = "It returned") -> tuple[str, str] | None:
     """Why `got` cannot be compared with `want`: the type, then the dtype, then the shape. None if it can."""
     if want is None and type(got) is float:
         return None  # a number where there is none is a wrong value, like any other
     if type(got) is not type(want):
-        expected = "None" if want is None else f"{_article(type(want).__name__)}"
-        given = "None (is a `return` missing?)" if got is None else _article(type(got).__name__)
-        return "type", f"{what} returned {given}; {expected} is expected."
+        expected = "None" if want is None else f"{article(type(want).__name__)}"
+        given = "None (is a `return` missing?)" if got is None else article(type(got).__name__)
+        return "type", f"{what} {given}; {expected} is expected."
     if not isinstance(want, Tensor):
         return None
     if got.device != want.device:
-        return "device", f"{what} returned a tensor on {got.device}; one on {want.device} is expected, like the input."
+        return "device", f"{what} a tensor on {got.device}; one on {want.device} is expected, like the input."
     if got.dtype != want.dtype:
-        return "dtype", f"{what} returned {_dtype(got)}; {_dtype(want)} is expected."
+        return "dtype", f"{what} {_dtype(got)}; {_dtype(want)} is expected."
     if got.shape != want.shape:
-        return "shape", f"{what} returned shape {tuple(got.shape)}; {tuple(want.shape)} is expected."
+        return "shape", f"{what} a tensor of shape {tuple(got.shape)}; {tuple(want.shape)} is expected."
     return None
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
 
 
 def _dtype(value: Tensor) -> str:
@@ -147,63 +127,25 @@ class Case:
 
 
 def _named(parts: tuple[str, ...], wants: tuple) -> list[str]:
-    return [f"The {part}" if len(wants) > 1 else "It" for part in (parts or ("result",) * len(wants))]
+    return [f"The {part} is" if len(wants) > 1 else "It returned" for part in (parts or ("result",) * len(wants))]
 
 
 def _tuple_problem(got: object, want: tuple, parts: tuple[str, ...]) -> tuple[str, str] | None:
     expected = f"a tuple of {len(want)}" + (f" ({', '.join(parts)})" if parts else "")
     if type(got) is not tuple:
-        return "type", f"It returned {_article(type(got).__name__)}; {expected} is expected."
+        return "type", f"It returned {article(type(got).__name__)}; {expected} is expected."
     if len(got) != len(want):
         return "type", f"It returned a tuple of {len(got)}; {expected} is expected."
     return None
 
 
-def copy_data(value: object) -> object:
-    """An independent copy of what is handed to an answer; TypeError if it is not data."""
-    if type(value) is Tensor:
-        return value.clone(memory_format=torch.preserve_format)
-    if type(value) in (tuple, list):
-        return type(value)(copy_data(item) for item in value)
-    if value is None or isinstance(value, (bool, int, float, str, Format, torch.dtype)):
-        return value
-    raise TypeError(f"{type(value).__name__} is not data: tensors, numbers, strings, Formats, dtypes and tuples are")
-
-
-def same_data(left: object, right: object) -> bool:
-    """Whether two copies of the same data still have the same bits."""
-    if isinstance(left, Tensor):
-        # Bits, not classes: turning one NaN into another is a change too. A shape can change in place as well.
-        same_kind = left.shape == right.shape and left.dtype == right.dtype
-        return same_kind and np.array_equal(bits_of(left), bits_of(right))
-    if isinstance(left, (tuple, list)):
-        return len(left) == len(right) and all(same_data(a, b) for a, b in zip(left, right, strict=False))
-    return True
-
-
 class Answer:
-    """A function under judgement: called with copies of data, watched for changed inputs, and held to return data."""
+    """A function under judgement, as a check calls it; `case` remembers the last call."""
 
     def __init__(self, function: Callable, case: Case) -> None:
         self.function, self.case = function, case
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         self.case.last_call = Call(args, kwargs)
-        handed = copy_data(args), {key: copy_data(value) for key, value in kwargs.items()}
-        kept = copy_data(args)
-        result = self.function(*handed[0], **handed[1])
-        if not same_data(kept, handed[0]):
-            raise AnswerFailed("mutated", "It changes its input in place. Work on a new tensor: callers keep theirs.")
-        return _require_data(result)
-
-
-def _require_data(result: object) -> object:
-    if isinstance(result, (tuple, list)):
-        for item in result:
-            _require_data(item)
-        return result
-    if result is None or isinstance(
-        result, (Tensor, bool, int, float, str, Format, torch.dtype, np.generic, np.ndarray)
-    ):
-        return result
-    raise AnswerFailed("type", f"It returned {_article(type(result).__name__)}, which is not a tensor or a number.")
+        call = getattr(self.function, "call_elsewhere", None)  # an answer behind a pipe is called there, not here
+        return call(args, kwargs) if call else call_answer(self.function, args, kwargs)

@@ -17,6 +17,7 @@ from lowprec_lab.graders.run import Outcome, current_seed, run_checks
 from lowprec_lab.graders.verdict import Row, Verdict
 
 _CLOSE_ULP = 4
+_SLOW_S = 2.0
 _OWN_FORMAT = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
 
 
@@ -63,7 +64,22 @@ def _summary(blank: Blank, outcomes: list[Outcome]) -> Verdict:
         _describe_empty(verdict)
     else:
         _describe_difference(verdict, blank, outcomes, wrong, cases)
+    verdict.notes += _notes(outcomes)
     return verdict
+
+
+def _notes(outcomes: list[Outcome]) -> list[str]:
+    notes = []
+    printed = " ".join("".join(o.printed for o in outcomes).split())
+    if printed:
+        notes.append(f"While it was checked, your code printed: {printed[:200]}{'…' if len(printed) > 200 else ''}")
+    seconds = sum(o.seconds for o in outcomes)
+    if seconds > _SLOW_S:
+        notes.append(
+            f"The check took {seconds:.1f} s. Speed earns no points, but later cells call this on millions of numbers: "
+            "a loop per element will be too slow there."
+        )
+    return notes
 
 
 def _all_checks(blank: Blank) -> list:
@@ -138,6 +154,8 @@ def _largest_distance(outcomes: list[Outcome]) -> int | None:
             if not bool(both.all()):
                 return None
             steps = _ordered(got)[record.wrong].astype(object) - _ordered(want)[record.wrong].astype(object)
+            if len(record.want) == 1 and not steps.all():
+                return None  # the same number with another sign: zero, which no distance describes
             worst = max(worst, *(abs(int(step)) for step in steps))
     return worst
 

@@ -13,7 +13,8 @@ from functools import lru_cache
 import numpy as np
 from torch import Tensor
 
-from lowprec_lab.graders.case import Record, bits_of
+from lowprec_lab.calls import bits_of
+from lowprec_lab.graders.case import Record
 from lowprec_lab.graders.registry import MISCONCEPTIONS, Check, Misconception
 from lowprec_lab.graders.run import Outcome, run_check, run_checks
 

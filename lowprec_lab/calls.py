@@ -1,0 +1,125 @@
+"""Calling an answer: with copies of data, watched for changed inputs, and held to return data.
+
+The same code calls an answer in the notebook and in a class's sandbox, so both say the same of it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowprec_lab.formats import Format
+
+_MESSAGE_LIMIT = 200
+_BIT_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_LIBRARIES = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
+
+
+class AnswerFailed(Exception):
+    """An answer raised, ran too long, changed its input or gave back something that is not data.
+
+    kind: "exception", "timeout", "mutated" or "type". where: the learner's own line, or "".
+    """
+
+    def __init__(self, kind: str, sentence: str, where: str = "") -> None:
+        super().__init__(sentence)
+        self.kind, self.sentence, self.where = kind, sentence, where
+
+
+def call_answer(function: Callable, args: tuple, kwargs: dict) -> object:
+    """What `function` returns for copies of these arguments. Raises AnswerFailed for all that goes wrong in it."""
+    handed, kept = copy_data(args), copy_data(args)
+    try:
+        result = function(*handed, **{key: copy_data(value) for key, value in kwargs.items()})
+    except RecursionError as error:
+        raise AnswerFailed("exception", "It calls itself for ever (RecursionError).", own_line(error)) from None
+    except MemoryError as error:
+        raise AnswerFailed("exception", "It needs more memory than a check may take.", own_line(error)) from None
+    except (Exception, SystemExit) as error:
+        raise AnswerFailed("exception", _said(error), own_line(error)) from None
+    if not same_data(kept, handed):
+        sentence = "It changes its input in place: look at the input after a call. Work on a new tensor instead."
+        raise AnswerFailed("mutated", sentence)
+    return _require_data(result)
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if "can't allocate memory" in text:
+        return "It needs more memory than a check may take."
+    shown = text if len(text) <= _MESSAGE_LIMIT else text[: _MESSAGE_LIMIT - 1] + "…"
+    return f"It raised {type(error).__name__}: {shown}" if shown else f"It raised {type(error).__name__}"
+
+
+def own_line(error: BaseException) -> str:
+    """The deepest line that is a learner's (not a library's) in the error's traceback: "line 3 of decode: code"."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_learners(frame.filename)]
+    if not frames:
+        return ""
+    frame = frames[-1]
+    place = f"line {frame.lineno}" + (f" of {frame.name}" if frame.name.isidentifier() else "")
+    code = frame.line or linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{place}: {code}" if code else place
+
+
+def _is_learners(filename: str) -> bool:
+    return not filename.startswith(("<frozen", *_LIBRARIES))
+
+
+def copy_data(value: object) -> object:
+    """An independent copy of what is handed to an answer; TypeError if it is not data."""
+    if type(value) is Tensor:
+        return value.clone(memory_format=torch.preserve_format)
+    if type(value) in (tuple, list):
+        return type(value)(copy_data(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str, Format, torch.dtype)):
+        return value
+    raise TypeError(f"{type(value).__name__} is not data: tensors, numbers, strings, Formats, dtypes and tuples are")
+
+
+def bits_of(value: Tensor) -> np.ndarray:
+    """The bits of a tensor's elements as a flat int64 array."""
+    flat = value.detach().contiguous().reshape(-1)
+    view = flat.view(torch.uint8 if flat.dtype == torch.bool else _BIT_VIEWS[flat.element_size()])
+    return view.numpy().astype(np.int64)
+
+
+def same_data(left: object, right: object) -> bool:
+    """Whether two copies of the same data still have the same bits."""
+    if isinstance(left, Tensor):
+        # Bits, not classes: turning one NaN into another is a change too. A shape can change in place as well.
+        same_kind = left.shape == right.shape and left.dtype == right.dtype
+        return same_kind and torch.equal(_raw(left), _raw(right))
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(same_data(a, b) for a, b in zip(left, right, strict=True))
+    return True
+
+
+def _raw(value: Tensor) -> Tensor:
+    """The bits of the elements, flat. The view keeps the elements' size: one of bytes fails on strides of numpy's."""
+    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
+    return value.contiguous().reshape(-1).view(same_size)
+
+
+def _require_data(result: object) -> object:
+    if isinstance(result, (tuple, list)):
+        for item in result:
+            _require_data(item)
+        return result
+    if result is None or isinstance(
+        result, (Tensor, bool, int, float, str, Format, torch.dtype, np.generic, np.ndarray)
+    ):
+        return result
+    raise AnswerFailed("type", f"It returned {article(type(result).__name__)}, which is not a tensor or a number.")
+
+
+def article(word: str) -> str:
+    """The word with "a" or "an" before it, as it is spoken ("an ndarray")."""
+    return f"{'an' if word[0].lower() in 'aeiou' or word.startswith('nd') else 'a'} {word}"

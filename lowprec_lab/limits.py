@@ -1,0 +1,90 @@
+"""Limits for code that is not ours: how long it runs, how much memory it takes, and what it prints."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import io
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+
+
+class TookTooLongError(Exception):
+    """The body of `time_limit` was stopped."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[io.StringIO]:
+    """Keep warnings and prints away from the output, where stderr costs points; yields what was printed."""
+    printed = io.StringIO()
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(printed),
+    ):
+        warnings.simplefilter("ignore")
+        yield printed
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Stop the body after `seconds` with TookTooLongError, on every platform, when in the main thread.
+
+    The interrupt is the one that Ctrl-C sends, so it ends Python code between two bytecodes; it is sent again every
+    second in case the body swallows it. In another thread nothing can interrupt the body and it runs unlimited.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    done, fired = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            fired.set()
+            _thread.interrupt_main()
+            wait = 1.0
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    interrupted = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not fired.is_set():
+            raise
+        interrupted = True
+    finally:
+        done.set()
+        watcher.join()
+    if fired.is_set():
+        if not interrupted:
+            with contextlib.suppress(KeyboardInterrupt):  # the one that is still on its way
+                time.sleep(0.05)
+        raise TookTooLongError(f"stopped after {seconds:g} s")
+
+
+@contextlib.contextmanager
+def memory_limit(more_bytes: int) -> Iterator[None]:
+    """Let this process take at most `more_bytes` of address space more than it has; beyond that, allocations fail.
+
+    One call of torch cannot be interrupted, and 2^32 elements would take a laptop down. Linux only: elsewhere nothing
+    is limited.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    with open("/proc/self/statm") as pages:
+        now = int(pages.read().split()[0]) * resource.getpagesize()
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = min([now + more_bytes, *(limit for limit in (before, hard) if limit != resource.RLIM_INFINITY)])
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
