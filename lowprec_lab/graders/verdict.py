@@ -138,7 +138,7 @@ class Verdict:
         if differing:
             lines.append(" " * (label_width + value_width) + self.marks())
         # The strips scroll where they do not fit: wrapped, the carets would stand under other bits. A call may wrap.
-        strip = _pre("\n".join(["first difference", *lines]), "white-space: pre")
+        strip = _pre("\n".join(["first difference", *lines]), "white-space: pre; overflow-x: auto")
         call = html.escape(f"{'try it':<{label_width}}{self.try_it}")
         return (strip if self.rows else "") + (_pre(call, "white-space: pre-wrap") if self.try_it else "")
 
