@@ -953,7 +953,7 @@ function drawBin(picture, panel, x, top, low, high) {
   else if (state.mode === "up" || (inwards && value < 0)) [from, to] = [below, value];
   else if (inwards) [from, to] = [below, above];
   // The ends take all that lies beyond them: by saturation, or because the format has no zero.
-  const saturates = state.overflow === "saturate";
+  const saturates = state.overflow === "saturate" || panel.fmt.specials === "finite";
   if (table.neighbour(code, 1) === null && (saturates || inwards || state.mode === "down")) to = high;
   if (table.neighbour(code, -1) === null) {
     if (!panel.fmt.signed) from = 0;
