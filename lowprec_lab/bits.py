@@ -36,7 +36,7 @@ def bit_pattern(x: Tensor) -> Tensor:
     """
 
 
-@blank(exercise="1.2", points=2, minutes=15)
+@blank(exercise="1.2", points=2, minutes=20)
 def split_fields(codes: Tensor, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     """The sign, exponent and mantissa field of every code, as they are stored: no bias subtracted, no 1 added.
 
@@ -54,7 +54,7 @@ def join_fields(sign: Tensor, exponent: Tensor, mantissa: Tensor, fmt: Format) -
     """
 
 
-@blank(exercise="1.4", points=3, minutes=25)
+@blank(exercise="1.4", points=3, minutes=30)
 def classify(codes: Tensor, fmt: Format) -> Tensor:
     """What every code stands for: ZERO, SUBNORMAL, NORMAL, INF or NAN (the values of `NumberClass`).
 
@@ -70,7 +70,7 @@ def classify(codes: Tensor, fmt: Format) -> Tensor:
 
 
 @blank(
-    exercise="1.5", points=5, minutes=40, unlocks="BitExplorer and every picture of this chapter run on your decode."
+    exercise="1.5", points=5, minutes=45, unlocks="BitExplorer and every picture of this chapter run on your decode."
 )
 def decode(codes: Tensor, fmt: Format) -> Tensor:
     """The value of every code, exactly.
@@ -82,7 +82,7 @@ def decode(codes: Tensor, fmt: Format) -> Tensor:
     """
 
 
-@blank(exercise="1.6", points=2, minutes=15)
+@blank(exercise="1.6", points=2, minutes=20)
 def max_finite(fmt: Format) -> float:
     """The largest finite value of the format, by formula: no table, no search. Returns: float (exact)."""
 
@@ -95,15 +95,7 @@ def min_normal(fmt: Format) -> float:
     """
 
 
-@blank(exercise="1.8", points=1, minutes=10)
-def min_subnormal(fmt: Format) -> float | None:
-    """The smallest positive subnormal value of the format, by formula. Returns: float (exact).
-
-    Returns None where the format has none: `fmt.subnormals` is False, or there are no mantissa bits.
-    """
-
-
-@blank(exercise="1.9", points=1, minutes=5)
+@blank(exercise="1.8", points=1, minutes=5)
 def machine_epsilon(fmt: Format) -> float:
     """The gap between a power of two and the next value above it, relative to that power. Returns: float (exact).
 
@@ -111,7 +103,15 @@ def machine_epsilon(fmt: Format) -> float:
     """
 
 
-@blank(exercise="1.10", points=3, minutes=25)
+@blank(exercise="1.9", points=1, minutes=10)
+def min_subnormal(fmt: Format) -> float | None:
+    """The smallest positive subnormal value of the format, by formula. Returns: float (exact).
+
+    Returns None where the format has none: `fmt.subnormals` is False, or there are no mantissa bits.
+    """
+
+
+@blank(exercise="1.10", points=3, minutes=30)
 def ulp(x: Tensor, fmt: Format) -> Tensor:
     """The spacing of the format's values at |x|: the unit in the last place.
 
@@ -122,7 +122,7 @@ def ulp(x: Tensor, fmt: Format) -> Tensor:
     """
 
 
-@blank(exercise="1.11", points=2, minutes=15)
+@blank(exercise="1.11", points=2, minutes=10)
 def add_float8(a: Tensor, b: Tensor) -> Tensor:
     """The sum of two float8 tensors, as the nearest float32 to the exact sum.
 

@@ -13,7 +13,7 @@ from lowprec_lab.blanks import blank
 @blank(
     exercise="0.1",
     points=1,
-    minutes=5,
+    minutes=10,
     unlocks="Chapter 01: run `lowprec-lab open 01` in a terminal, or open 01_bit_layouts.ipynb.",
 )
 def sign_bit(x: Tensor) -> Tensor:

@@ -4,8 +4,8 @@
 # **Takes** 20 minutes. **Needs** Python, a little torch, nothing else. **Gives** you a lab that works, and your first saved answer.
 #
 # Is -0.0 a negative number? Python says that it equals 0.0. Yet it is stored with its sign bit set, it prints a minus sign, and
-# IEEE 754 makes `1 / -0.0` minus infinity. Someone who compares *values* and someone who looks at
-# *bits* give two different answers, and in low precision the difference matters soon: whoever rounds, scales or packs numbers by hand works on bits.
+# in torch `1 / -0.0` is minus infinity. If you compare *values* you get one answer, and if you look at *bits* another. In low precision that
+# difference matters soon: to round, scale or pack numbers by hand is to work on bits.
 #
 # In this course you write a small package, `lowprec_lab`, function by function. Every function is judged at once, bit for bit. At the
 # end a GPT trains in 8-bit floating point on the code that you wrote. This page shows how the lab works, on the smallest function there is.
@@ -14,6 +14,9 @@
 
 # %% tags=["setup"]
 try:
+    import math
+
+    import numpy as np
     import torch
 
     from lowprec_lab import BitExplorer, check, doctor, fill, progress, question, reveal
@@ -28,7 +31,7 @@ except ModuleNotFoundError as missing:
 # ## What this machine can do
 #
 # The `doctor` looks at your machine: which precisions it runs in hardware, which ones the lab emulates, and why. Everything in this course works on a
-# laptop without a GPU. Where there is a GPU with FP8 units, the same pages use it.
+# laptop without a GPU. Where there is a GPU with FP8 units, the same pages use it. Nothing in the table stops you, whatever it says: *emulated* means slower, not wrong.
 
 # %%
 doctor()
@@ -39,7 +42,8 @@ doctor()
 # Below are the 32 bits of a float32: one **sign** bit, eight **exponent** bits, 23 **mantissa** bits. (Some books say *significand* for mantissa; this
 # course says mantissa.) Click a bit, or move with the arrow keys and press space. Type a number of your own into the field.
 #
-# Then find the two codes of zero: type `0`, look at the value, and flip the sign bit.
+# Then find the two bit patterns of zero: type `0`, look at the value, and flip the sign bit. (The two menus say what becomes of numbers that lie between two values or beyond the largest.
+# Leave them as they are; chapter 02 is about them.)
 
 # %%
 BitExplorer("float32", value=-0.0)
@@ -51,13 +55,13 @@ print("less than zero: ", (zeros < 0).tolist())
 print("one over it:    ", (1 / zeros).tolist())
 
 # %% [markdown]
-# Both zeros are equal, and neither is less than zero. Only dividing by them, or looking at the bits, tells them apart.
+# Both zeros are equal, and neither is less than zero. No comparison tells them apart; the bits do.
 #
-# ### Exercise 0.1 · `sign_bit` · 5 min · easy · 1 point
+# ### Exercise 0.1 · `sign_bit` · 10 min · easy · 1 point
 #
 # Write a function that gives the sign bit of every element of a tensor: 1 where it is set, 0 where it is not.
 #
-# The contract is the function's docstring: run `help(sign_bit)` in a cell of your own (the + button above makes one), or read it here at one glance:
+# The contract is the function's docstring: run `help(sign_bit)` in a cell of your own (the + button above makes one), or read it here at a glance:
 #
 # | | |
 # |---|---|
@@ -105,14 +109,15 @@ check(sign_bit)
 # %% [markdown]
 # ## What just happened
 #
-# - `@fill` made your function live at once: wherever the package calls `sign_bit`, it now runs your code. Until you write it, the course's own
-#   answer stands in where there is one, and says so.
+# - `@fill` made your function live at once: wherever the package calls `sign_bit`, it now runs your code, right or wrong. Until you write it something else stands in,
+#   and says so: the *reference* (the course's own answer, where it is installed), else the *exact oracle* (the calculation that answers are compared with).
 # - `check` tried it on thousands of inputs, the awkward ones included, and compared every bit with an exact calculation that shares nothing with your code.
-# - When it passed, your cell was saved in `work/answers/start.py`. It is a plain Python file, and yours.
+# - When it passed, your cell was saved in `work/answers/start.py`. It is a plain Python file, and yours. Later failures do not touch it.
 # - The page itself is yours as well: the released pages in `notebooks/` stay as they are, and your copies live in `work/`. After an update, `lowprec-lab open 00`
 #   gives you the new page with your cells in it, and keeps the old page.
 #
-# An answer stands alone: it is saved, and judged later, without the rest of your page. What several answers share goes into the next cell. It is saved with them.
+# An answer stands alone: it is saved, and judged later, without the rest of your page. An answer may use the imports of the first cell and your earlier answers. What several answers share goes into
+# the next cell, which is saved with them.
 
 # %% tags=["helpers"]
 # Your helpers: functions that more than one of your answers on this page uses.
@@ -120,8 +125,8 @@ check(sign_bit)
 # %% [markdown]
 # ### Try it: your answer outlives the kernel
 #
-# Restart the kernel (menu *Kernel*, *Restart Kernel*), run only the first code cell of this page (the tools), and then the next cell. Your saved answer
-# is in use; nothing was run again.
+# Restart the kernel (menu *Kernel*, *Restart Kernel*), run only the first code cell of this page (the tools), and then the cell below this text. Your saved answer
+# is in use; nothing else was run again.
 
 # %%
 sign_bit(torch.tensor([1.5, -1.5, 0.0, -0.0]))
@@ -148,7 +153,7 @@ question(
 #
 # 1. Read the verdict's counter-example, and run its *try it* line in a cell of your own.
 # 2. Open *A nudge*, then *An approach*.
-# 3. `reveal(sign_bit)` shows the course's answer. Write your own first: reading it costs you the exercise, not a point.
+# 3. `reveal(sign_bit)` shows the reference, where it is installed. It costs no points, but you learn most from what you wrote yourself.
 # 4. If you think that a verdict is wrong, `check(sign_bit, report=True)` writes a small file with your code, the verdict and the versions, to send along.
 #
 # ## Which chapters need what
@@ -163,7 +168,7 @@ question(
 #
 # ## What you built
 #
-# The map of all chapters: what is done, and whose code runs for each exercise.
+# The map of the chapters: what is done, and whose code runs for each exercise. Questions are for you alone and are not on it.
 
 # %%
 progress()

@@ -43,23 +43,27 @@ except ModuleNotFoundError as missing:
 plots.number_line([E4M3, E5M2, FP16, BF16])
 
 # %% [markdown]
-# Each stroke is one number that the format can hold. See how E5M2 reaches further out than E4M3, and has fewer numbers near 1; and how every format
-# is dense near zero and sparse far out.
+# Each stroke is one number that the format can hold. In the upper panel every power of two takes the same room: E5M2 reaches further out than E4M3. The lower panel is to scale:
+# E5M2 has fewer numbers near 1, and every format is dense near zero and sparse further out.
 #
-# Where the picture says *reference* or *exact oracle*, that code stands in for yours. Once your own `decode` passes, all pictures of this page run on it.
+# The badge of the explorer below says whose code draws it. As soon as you run a `decode` of your own, right or wrong, the explorers and pictures of this page run on it.
 
 # %%
 BitExplorer(["float8_e4m3fn", "float8_e5m2"], value=0.1)
 
 # %% [markdown]
-# Flip the lowest bit: the value moves to its neighbour. Flip the lowest *exponent* bit: it doubles or halves. What does the highest exponent bit do? You can answer
-# that by trying; at the end of this page you can answer it by writing the decoder.
+# Flip the lowest bit: the value moves to its neighbour. Flip the lowest *exponent* bit: it doubles or halves, unless all other exponent bits are 0. What does the highest exponent bit do? Try it in both formats.
+#
+# <details><summary>Answer</summary>It multiplies or divides by 2^8 in E4M3 and by 2^16 in E5M2: each exponent bit is worth twice the one below it. (Not where the other exponent bits are all 0 or all 1; exercise 1.4 says why.)</details>
 #
 # **Words.** A *format* is a rule for reading bits. A *code* is a bit pattern, read as a whole number. A format's *fields* are, from the topmost bit down,
 # the **sign**, the **exponent** and the **mantissa** (also called significand or fraction elsewhere; here always mantissa). Formats are named by the widths of their fields: E4M3
 # has four exponent bits and three mantissa bits.
 #
-# `Format` holds the rule as data. Nothing that you write here may know one format only: each of your functions is tried on formats that no library has.
+# `Format` holds the rule as data. Nothing that you write here may know one format only: each of your functions is tried on formats that no library has. The cell below lists the formats of the course. Its last two columns
+# are explained where you need them, in exercises 1.4 (special codes) and 1.5 (bias).
+#
+# More terms: [glossary](glossary.ipynb).
 
 # %%
 for fmt in FORMATS.values():
@@ -91,7 +95,8 @@ for fmt in FORMATS.values():
 # | 1.5 | `0 01111111 10000000000000000000000` | `3FC00000` | 1069547520 |
 # | -0.0 | `1 00000000 00000000000000000000000` | `80000000` | -2147483648 |
 #
-# The topmost bit of an int32 is *its* sign, so codes of negative numbers are negative integers.
+# **Whole numbers, in four lines.** A hexadecimal digit is four bits: `3F` is `0011 1111`. `0x` marks hexadecimal in Python, `0b` binary. The topmost bit of an int32 counts as -2^31 (this is called *two's complement*), so codes of negative
+# numbers are negative integers. `>>` moves bits down and, on such integers, copies the topmost bit as it goes; `<<` moves bits up; `&` keeps the bits that are set on both sides, `|` those that are set on either.
 #
 # <details><summary>A nudge</summary>Tensors have a method that reads the same memory as another dtype. It is not <code>.to()</code>. What does <code>.to()</code> do?</details>
 # <details><summary>An approach</summary>The documentation of <code>torch.Tensor.view</code> has two halves: one is about shapes, the other about dtypes.</details>
@@ -117,13 +122,13 @@ for low, high in ((1.0, 2.0), (2.0, 4.0), (1e6, 2e6), (1e-6, 2e-6)):
     print(f"{low:>9g} to {high:<9g} {int(codes[1] - codes[0]):>10,} numbers")
 
 # %% [markdown]
-# For positive numbers the codes run in the same order as the values, without a gap. So the difference of two codes counts the numbers in between; and there are as many
-# between 1 and 2 as between any number and its double: 2^23, for the 23 mantissa bits.
+# For positive numbers the codes run in the same order as the values, without a gap. So the difference of two codes counts the numbers in between. There are as many
+# between 1 and 2 as between any normal number and its double: 2^23, for the 23 mantissa bits.
 #
 # ---
 # ## Three fields
 #
-# ### Exercise 1.2 · `split_fields` · 15 min · easy · 2 points
+# ### Exercise 1.2 · `split_fields` · 20 min · easy · 2 points
 #
 # A code is three small integers packed side by side. Unpack them: shift the field you want down to the lowest place, and mask off what stands above it.
 #
@@ -137,9 +142,9 @@ for low, high in ((1.0, 2.0), (2.0, 4.0), (1e6, 2e6), (1e-6, 2e-6)):
 #
 # | step | bits | number |
 # |---|---|---|
-# | mantissa: mask the lowest 3 bits | `101` | 5 |
-# | exponent: shift right by 3, mask 4 bits | `0111` | 7 |
 # | sign: shift right by 7, mask 1 bit | `0` | 0 |
+# | exponent: shift right by 3, mask 4 bits | `0111` | 7 |
+# | mantissa: mask the lowest 3 bits | `101` | 5 |
 #
 # <details><summary>A nudge</summary>A mask of n ones is <code>2**n - 1</code>. What is it for n = 0? Try <code>torch.tensor([-1], dtype=torch.int32) >> 31</code>: is it 1?</details>
 # <details><summary>An approach</summary>Three lines, one per field: <code>(codes >> how far) & mask</code>. For a format without a sign bit, the sign's mask is 0.</details>
@@ -168,9 +173,9 @@ check(split_fields)
 # |---|---|
 # | in | `sign`, `exponent`, `mantissa`: int32 tensors of one shape; `fmt` |
 # | out | int32 tensor of that shape: the codes (negative for a 32-bit format whose sign bit is set) |
-# | mind | nothing is added or subtracted: these are fields, not values |
+# | mind | no bias, no hidden bit: these are fields, not values |
 #
-# By hand, E5M2, sign 1, exponent 16, mantissa 2: `1 10000 10` is `0xC2`, 128 + 16 * 4 + 2 = 194.
+# By hand, E5M2, sign 1, exponent 16, mantissa 2: side by side they are `1 10000 10`, and that is `0xC2`, or 194.
 #
 # <details><summary>A nudge</summary>Each field needs to move up past the ones below it. Which operator moves bits up, and which one puts bits together that do not overlap?</details>
 # <details><summary>An approach</summary>The mantissa stays. The exponent moves up by the width of the mantissa, the sign by the widths of both. Join with <code>|</code>.</details>
@@ -207,16 +212,16 @@ for fmt in (FP32, BF16, FP16):
 # ---
 # ## What a code stands for
 #
-# ### Exercise 1.4 · `classify` · 25 min · medium · 3 points
+# ### Exercise 1.4 · `classify` · 30 min · medium · 3 points
 #
-# Not every code is an ordinary number. Zero needs a code; so do infinity and NaN, where a format has them; and near zero a format changes its rule so that
-# it does not stop abruptly. With eight bits to spend, each special code is a number that you cannot have, so the small formats are stingy, each in its way.
+# Not every code is an ordinary number. Zero needs a code. So do infinity and NaN, where a format has them. And near zero a format changes its rule, so that
+# it does not stop abruptly. With eight bits to spend, each special code is a number that you cannot have, so the small formats have few of them, each in its way.
 #
 # | `fmt.specials` | infinity | NaN |
 # |---|---|---|
 # | `"ieee"` (FP16, BF16, E5M2) | exponent all ones, mantissa 0 | exponent all ones, any other mantissa |
-# | `"fn"` (E4M3, E8M0) | none | exponent **and** mantissa all ones, either sign |
-# | `"fnuz"` | none | the code of -0, and no other |
+# | `"fn"`: finite and NaN (E4M3, E8M0) | none | exponent **and** mantissa all ones, either sign |
+# | `"fnuz"`: finite, NaN, unsigned zero | none | the code that would be -0: sign 1, everything else 0. No other |
 # | `"finite"` (E2M1, E2M3, E3M2) | none | none |
 #
 # And where `fmt.subnormals` is true, exponent field 0 is not an ordinary binade: with mantissa 0 it is **zero**, with any other it is **subnormal**.
@@ -238,7 +243,7 @@ for fmt in (FP32, BF16, FP16):
 #
 # <details><summary>A nudge</summary>Begin with "everything is NORMAL", then overwrite. In which order, so that the last word is the right one?</details>
 # <details><summary>An approach</summary>Split the fields. Make the masks that you need (exponent all ones, exponent 0, mantissa 0, mantissa all ones). Fill a tensor with NORMAL; write SUBNORMAL, then ZERO, if the format
-# has them; then the specials by <code>fmt.specials</code>. A format without mantissa bits has a mantissa that is 0 and all ones at the same time: your masks know that already.</details>
+# has them; then the specials by <code>fmt.specials</code>. An fn format without mantissa bits (E8M0) has a mantissa that is 0 and all ones at the same time: your masks know that already.</details>
 
 
 # %%
@@ -283,13 +288,13 @@ print("\n".join(lines))
 # ---
 # ## What it is worth
 #
-# ### Exercise 1.5 · `decode` · 40 min · the heart of this chapter · 5 points
+# ### Exercise 1.5 · `decode` · 45 min · the heart of this chapter · 5 points
 #
 # Now the value. A normal number is a sign, a hidden leading 1, the mantissa behind the point, and a power of two:
 #
 # $$(-1)^{\text{sign}} \times 1.\text{mantissa}_2 \times 2^{\,\text{exponent} - \text{bias}}$$
 #
-# The bias makes the stored exponent a whole number without a sign. It is `fmt.bias`; do not compute it from the width (fnuz formats have another one).
+# The bias is there so that the stored exponent needs no sign. Take it from `fmt.bias`. Do not compute it from the width, because fnuz formats have another one.
 #
 # A subnormal number has no hidden 1, and the exponent of the *smallest normal* number:
 #
@@ -317,7 +322,7 @@ print("\n".join(lines))
 #
 # <details><summary>A nudge</summary>1.mantissa in steps of 2^-m is the whole number 2^m + mantissa. Which power of two is left over? And which two of its parts change for a subnormal?</details>
 # <details><summary>An approach</summary>Compute for all codes at once, as if each were a number: a whole-number significand and an exponent, chosen with <code>torch.where</code> between the normal and the subnormal rule. Combine them exactly: <code>torch.ldexp</code> with
-# float64 tensors, or multiply by <code>2.0 ** exponent</code> in float64 (<code>torch.pow</code> in float32 is not exact and underflows). Then overwrite INF and NAN by class, then apply the sign: multiplying by -1 keeps the sign of zero, adding does not.</details>
+# float64 tensors, or multiply by <code>2.0 ** exponent</code> in float64. Then overwrite INF and NAN by class, then apply the sign: multiplying by -1 keeps the sign of zero, adding does not.</details>
 
 
 # %%
@@ -350,7 +355,7 @@ BitExplorer("float8_e4m3fn", value=448)
 plots.number_line([E4M3, E5M2, E4M3FNUZ, E3M2, E2M3, E2M1])
 
 # %% [markdown]
-# The same picture as above, for the small formats, through your own `decode`. See how FNUZ has the shape of E4M3 at half the size: the bias is one larger, so every value halves.
+# The same picture as above, for the small formats, through your own `decode`. See how E4M3 FNUZ is shifted by one power of two: its bias is one larger, so each code is worth half of what it is in E4M3. It ends at 240, not at 224, because the code that E4M3 keeps for NaN is a number here.
 #
 # **Your code against torch.** torch knows eight of these formats. It decodes a byte as soon as you view the byte as a float8 tensor:
 
@@ -373,16 +378,16 @@ for fmt in (FP16, BF16, E5M2, E4M3, E3M2, E2M1):
     print(f"{fmt.name:15} holds 0 to {first_missing - 1:>5}, not {first_missing:>5}   = 2^{fmt.mantissa_bits + 1} + 1: {first_missing == 2 ** (fmt.mantissa_bits + 1) + 1}")
 
 # %% [markdown]
-# With m mantissa bits and the hidden 1, every whole number up to 2^(m + 1) fits, and the next odd one does not. A BF16 counter that adds 1 stops at 256. Chapter 03 is about
+# With m mantissa bits and the hidden 1, every whole number up to 2^(m + 1) fits, and the next one does not, if the range goes that far. (E2M3 ends at 7.5.) A BF16 counter that adds 1 stops at 256. Chapter 03 is about
 # what that does to sums.
 #
 # ---
 # ## The landmarks of a format
 #
-# Five numbers tell you whether a format can hold your tensor: its largest value, its smallest normal and subnormal values, and how fine it is. You could find them in a table of all values. Here you write them
-# as **formulas**: your function is tried on formats with too many codes for a table.
+# Four numbers tell you whether a format can hold your tensor: its largest value, its smallest normal and subnormal values, and how fine it is. You could look them up in a table of all values. Here you write
+# **formulas** instead: float32 has four billion codes, and no check waits for a table of them.
 #
-# ### Exercise 1.6 · `max_finite` · 15 min · medium · 2 points
+# ### Exercise 1.6 · `max_finite` · 20 min · medium · 2 points
 #
 # The largest exponent that is not special, with the largest mantissa that is not special.
 #
@@ -393,7 +398,11 @@ for fmt in (FP16, BF16, E5M2, E4M3, E3M2, E2M1):
 # | E4M3FNUZ | fnuz | no positive code is special | `0 1111 111`: 1.875 * 2^7 = 240 |
 # | E8M0 | fn, no mantissa | the code of all ones is NaN, and it is the only code of its exponent | `11111110`: 2^127 |
 #
-# In: a Format. Out: a Python float, exact.
+# | | |
+# |---|---|
+# | in | `fmt`: a Format |
+# | out | a Python float, exact |
+# | mind | fn formats without mantissa bits |
 #
 # <details><summary>A nudge</summary>Write down the exponent field and the mantissa field of the largest finite code for each of the four rows. Which one shrinks by one, and when?</details>
 # <details><summary>An approach</summary>Begin with both fields all ones. For ieee take one from the exponent; for fn take one from the mantissa, or from the exponent where there is no mantissa. Then decode that one code by the formula of exercise 1.5, with <code>math.ldexp</code> or powers of 2.0.</details>
@@ -420,7 +429,12 @@ check(max_finite)
 #
 # The smallest positive normal value: mantissa 0, and the smallest exponent field that is normal. Which field is that in a format with subnormals? And in E8M0, which has none?
 #
-# By hand: E4M3 has 1.0 * 2^(1 - 7) = 0.015625; E8M0 has 2^(0 - 127). In: a Format. Out: a Python float.
+# | | |
+# |---|---|
+# | in | `fmt`: a Format |
+# | out | a Python float, exact |
+#
+# By hand: E4M3 has 1.0 * 2^(1 - 7) = 0.015625, and E8M0 has 2^(0 - 127).
 #
 # <details><summary>A nudge</summary>It is 1.0 times a power of two. The exponent is the smallest normal field minus the bias.</details>
 
@@ -437,11 +451,44 @@ def min_normal(fmt):
 check(min_normal)
 
 # %% [markdown]
-# ### Exercise 1.8 · `min_subnormal` · 10 min · easy · 1 point
+# ### Exercise 1.8 · `machine_epsilon` · 5 min · easy · 1 point
+#
+# The distance from 1.0 to the next larger value: how fine the format is, relative to the number.
+#
+# | | |
+# |---|---|
+# | in | `fmt`: a Format |
+# | out | a Python float, exact |
+# | mind | it is the same fraction of every power of two, so it is defined even where the range does not reach 1.0 |
+#
+# By hand: in E4M3 the value after 1.0 is `0 0111 001`, 1.125, so epsilon is 0.125.
+#
+# <details><summary>A nudge</summary>Which bit of the code changes from 1.0 to the next value, and what is that bit worth when the exponent is 0?</details>
+
+
+# %%
+@fill
+def machine_epsilon(fmt):
+    ### BEGIN SOLUTION
+    return 2.0**-fmt.mantissa_bits
+    ### END SOLUTION
+
+
+# %%
+check(machine_epsilon)
+
+# %% [markdown]
+# ### Exercise 1.9 · `min_subnormal` · 10 min · easy · 1 point
 #
 # The smallest positive subnormal value: only the lowest mantissa bit is set. Whatever is less than half of it, a tensor in this format cannot tell from zero.
 #
-# By hand: E4M3 has 0.001 (1/8) * 2^(1 - 7) = 2^-9. In: a Format. Out: a Python float, or `None` where the format has no subnormal value (`fmt.subnormals` is false, or there is no mantissa bit to set).
+# | | |
+# |---|---|
+# | in | `fmt`: a Format |
+# | out | a Python float, exact; `None` where the format has no subnormal value |
+# | mind | there is none where `fmt.subnormals` is false, and none where there is no mantissa bit to set |
+#
+# By hand: E4M3 has 0.001 in binary, that is 1/8, times 2^(1 - 7): 2^-9.
 #
 # <details><summary>A nudge</summary>What is the lowest mantissa bit worth, as a fraction? Which power of two do all subnormals share?</details>
 
@@ -459,33 +506,12 @@ def min_subnormal(fmt):
 # %%
 check(min_subnormal)
 
-# %% [markdown]
-# ### Exercise 1.9 · `machine_epsilon` · 5 min · easy · 1 point
-#
-# The distance from 1.0 to the next larger value: how fine the format is, relative to the number.
-#
-# By hand: in E4M3 the value after 1.0 is `0 0111 001`, 1.125, so epsilon is 0.125. In: a Format. Out: a Python float. (It is the same fraction of every power of two, so it is defined even where the format's range does not reach 1.0.)
-#
-# <details><summary>A nudge</summary>Which bit of the code changes from 1.0 to the next value, and what is that bit worth when the exponent is 0?</details>
-
-
-# %%
-@fill
-def machine_epsilon(fmt):
-    ### BEGIN SOLUTION
-    return 2.0**-fmt.mantissa_bits
-    ### END SOLUTION
-
-
-# %%
-check(machine_epsilon)
-
 # %%
 plots.range_and_precision(list(FORMATS.values()))
 
 # %% [markdown]
-# Range (across) against precision (up). See the trade: E4M3 and E5M2 have the same number of bits, and one more exponent bit *doubles* the number of binades while one less mantissa bit halves the precision. BF16 bought float32's range with
-# FP16's precision.
+# Range (across) against precision (up). See the trade: E4M3 and E5M2 have the same number of bits, and one more exponent bit *doubles* the number of powers of two that normal numbers cover, while one mantissa bit less halves the precision. BF16 has float32's range, and pays for it with
+# three bits of FP16's precision.
 #
 # **Do you agree with torch?** `torch.finfo` has the same landmarks for the formats that torch knows.
 
@@ -515,11 +541,12 @@ question(
 # ---
 # ## How far apart are the neighbours?
 #
-# ### Exercise 1.10 · `ulp` · 25 min · medium · 3 points
+# ### Exercise 1.10 · `ulp` · 30 min · medium · 3 points
 #
 # The *unit in the last place* of x is the distance between neighbouring values of the format around x. It is the yardstick of this whole course: a rounding error is at most half of it.
 #
-# Within a binade, from 2^e up to 2^(e + 1), all values are evenly spaced, 2^(e - m) apart. Below the smallest normal value the spacing does not shrink any further; above the largest finite value there is nothing to be spaced.
+# The numbers from one power of two up to the next, 2^e to 2^(e + 1), are called a *binade*. Within a binade all values of a format are evenly spaced, 2^(e - m) apart. Below the smallest normal value the spacing does not shrink any further.
+# Above the largest finite value there are no more values, and we keep the last spacing.
 #
 # | | |
 # |---|---|
@@ -532,7 +559,7 @@ question(
 # | x | e | ulp |
 # |---|---|---|
 # | 1.0 | 0 | 2^-3 |
-# | 0.99999994 (the float32 before 1) | -1 | 2^-4 |
+# | 15.999999 (the float32 before 16) | 3 | 2^0 |
 # | -300 | 8 | 2^5 |
 # | 0 | -6 (the smallest normal's) | 2^-9 |
 # | 1e30 | 8 (the largest value's) | 2^5 |
@@ -546,10 +573,11 @@ wrong = torch.log2(just_below).floor() != torch.arange(-127, 127)
 print(f"floor(log2(x)) is wrong for {int(wrong.sum())} of {len(wrong)} float32 just below a power of two")
 
 # %% [markdown]
-# The logarithm of 0.99999994 is so close to 0 that the nearest float32 *is* 0. Exponents come from exponent bits, or from `torch.frexp`, which reads them; never from a logarithm.
+# The logarithm of 15.999999 is 3.9999999, and the nearest float32 to that is 4. (In float64 there are digits enough for any *float32*. It fails the same way for its own numbers.) Exponents come from exponent bits, or from
+# `torch.frexp`, which reads them. Do not take them from a logarithm.
 #
 # <details><summary>A nudge</summary>Look up what <code>torch.frexp(torch.tensor(8.0))</code> gives. Its fraction is in [0.5, 1): what does that do to the exponent?</details>
-# <details><summary>An approach</summary>Take |x|, clamp it between <code>min_normal(fmt)</code> and <code>max_finite(fmt)</code> (in float64, where both are exact): then both ends need no further thought. Take the exponent, subtract the mantissa bits, make a power of two. Infinity and NaN at the very end, from x itself.</details>
+# <details><summary>An approach</summary>Take |x|, clamp it between <code>min_normal(fmt)</code> and <code>max_finite(fmt)</code> first: then both ends need no further thought. Take the exponent, subtract the mantissa bits, make a power of two. Infinity and NaN at the very end, from x itself.</details>
 
 
 # %%
@@ -574,7 +602,7 @@ plots.spacing([FP32, FP16, BF16, E4M3, E5M2])
 #
 # ### Design a format of your own
 #
-# Six bits, and you want every multiple of 0.25 from 0 to 2, and as much range above as you can get. How many mantissa bits, which bias? Change the first line, and look.
+# Six bits, one of them the sign, and you want every multiple of 0.25 from 0 to 2, and as much range above as you can get. How many mantissa bits, which bias? Change the first line, and look.
 #
 # <details><summary>One way</summary>Between 1 and 2 the steps are 2^-m, so m is 2. The subnormals have steps of 2^(1 - bias - m); they may be as wide as 0.25, so the bias is 1, and the largest value is 112.</details>
 
@@ -632,9 +660,9 @@ question(
 # ---
 # ## Break it
 #
-# ### Exercise 1.11 · `add_float8` · 15 min · easy · 2 points
+# ### Exercise 1.11 · `add_float8` · 10 min · easy · 2 points
 #
-# Somebody stored activations as float8 to save memory, and now wants to add two of them. (It is a public report: [pytorch#107087](https://github.com/pytorch/pytorch/issues/107087).) Run it:
+# You store activations as float8 to save memory, and now you want to add two of them. Run it. (The same error is a public report: [pytorch#107087](https://github.com/pytorch/pytorch/issues/107087).)
 
 # %%
 a = torch.tensor([448.0, 0.1, -2.5]).to(torch.float8_e4m3fn)
@@ -645,7 +673,7 @@ except NotImplementedError as error:
     print(type(error).__name__ + ":", str(error).splitlines()[0])
 
 # %% [markdown]
-# torch has no arithmetic on float8, and not by accident: 448 + 448 has no place in E4M3, and it is not torch's business to choose what you get instead. Whoever stores in 8 bits computes in more, and rounds again *on purpose*.
+# torch does not add float8 tensors, and not by accident: 448 + 448 has no place in E4M3, and somebody has to decide what you get instead. If you store in 8 bits, compute in more, and round again *on purpose*.
 #
 # Write the sum: exact, or where that does not fit, the nearest float32.
 #
@@ -653,7 +681,7 @@ except NotImplementedError as error:
 # |---|---|
 # | in | `a`, `b`: tensors of one shape and one float8 dtype (e4m3fn, e5m2, e4m3fnuz or e5m2fnuz) |
 # | out | float32 tensor of that shape: the nearest float32 to the exact sum |
-# | mind | E5M2 runs from 2^-16 to 57344: does the sum of any two fit into BF16? Into FP16? |
+# | mind | E5M2 runs from 2^-16 to 57344: does the sum of any two fit into BF16? Into FP16? Infinities and NaNs add as IEEE 754 says |
 #
 # By hand: 448 + 448 = 896, although E4M3 ends at 448. And 57344 + 2^-16 in E5M2 needs 32 significant bits; float32 has 24, so the answer is 57344.
 #

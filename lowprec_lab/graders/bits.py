@@ -886,7 +886,7 @@ question_for(
     "Right: isnan() masks the sign off (0x7F) and compares with 0x7F, so 0x7F and 0xFF are both NaN.",
     "Look for isnan() in Float8_e4m3fn.h: which number does it compare the masked bits with?",
     {
-        0xFF: "0xFF is the mask's other case: the sign bit is masked off before the comparison.",
+        0xFF: "0xFF is NaN too, but the header clears the sign bit before it compares.",
         0x78: "0x78 would be the first special code of an IEEE format. E4M3 keeps 0x78 for the number 256.",
         0x7E: "0x7E is the largest number, 448.",
     },
@@ -904,7 +904,7 @@ question_for(
 question_for(
     "1.A",
     0.25,
-    "Right: 2 mantissa bits, so the value after 1.0 is 1.25. torch.finfo says 0.125: it takes the larger bias for "
+    "Right: 2 mantissa bits, so the value after 1.0 is 1.25. torch.finfo says half of that."
     "precision.",
     "How many mantissa bits does it have? Write the value after 1.0 with them.",
     {0.125: "That is what torch.finfo says. Decode the code after the one of 1.0 and compare."},

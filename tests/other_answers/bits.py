@@ -425,7 +425,7 @@ def from_the_largest(fmt):
     return math.ldexp(0.5, exponent - binades)
 
 
-# --- 1.8 min_subnormal ---
+# --- 1.9 min_subnormal ---
 
 
 @other("min_subnormal")
@@ -457,7 +457,7 @@ def by_class(fmt):
     return float(decode(first, fmt)) if classify(first, fmt) == NumberClass.SUBNORMAL else None
 
 
-# --- 1.9 machine_epsilon ---
+# --- 1.8 machine_epsilon ---
 
 
 @other("machine_epsilon")

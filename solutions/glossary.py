@@ -1,0 +1,41 @@
+# %% [markdown]
+# # Glossary
+#
+# Every term of the course in a sentence, and where it is taught. Terms are added as chapters are.
+#
+# | term | meaning | taught in |
+# |---|---|---|
+# | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
+# | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
+# | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
+# | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
+# | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
+# | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
+# | **E4M3, E5M2** | the two 8-bit formats of FP8: 4 exponent and 3 mantissa bits, or 5 and 2. E4M3 without suffix means E4M3FN | [01](01_bit_layouts.ipynb) |
+# | **E8M0** | eight exponent bits and nothing else: a power of two; the scale of block formats | [1.2](01_bit_layouts.ipynb) |
+# | **exponent** | the field that says which power of two a number is multiplied by | [1.2](01_bit_layouts.ipynb) |
+# | **field** | a run of bits of a code with one meaning: sign, exponent or mantissa | [1.2](01_bit_layouts.ipynb) |
+# | **finite** | neither infinity nor NaN; also the name of the rule that makes every code of a format a number | [1.4](01_bit_layouts.ipynb) |
+# | **fn** | the rule of E4M3: no infinity; NaN is the code whose exponent and mantissa bits are all set | [1.4](01_bit_layouts.ipynb) |
+# | **fnuz** | finite, NaN, unsigned zero: no infinity and no -0; the code of -0 is the only NaN | [1.4](01_bit_layouts.ipynb) |
+# | **format** | a rule for reading bits as a number; here an object of the class `Format` | [01](01_bit_layouts.ipynb) |
+# | **FP16** (float16, half) | 1 sign, 5 exponent and 10 mantissa bits | [1.3](01_bit_layouts.ipynb) |
+# | **FP8** | any 8-bit floating-point format, usually E4M3 or E5M2 | [01](01_bit_layouts.ipynb) |
+# | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
+# | **ieee** | the rule of IEEE 754: an exponent of all ones is infinity or NaN | [1.4](01_bit_layouts.ipynb) |
+# | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
+# | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
+# | **mantissa** | the field behind the point; also called significand or fraction elsewhere | [1.2](01_bit_layouts.ipynb) |
+# | **mask** | a number whose set bits say which bits to keep: `codes & mask` | [1.2](01_bit_layouts.ipynb) |
+# | **misconception** | a wrong answer that many people write; a verdict names it when yours behaves exactly like it | [00](00_start.ipynb) |
+# | **NaN** | not a number: the result of 0/0 and the like | [1.4](01_bit_layouts.ipynb) |
+# | **normal** | a number with a hidden one | [1.4](01_bit_layouts.ipynb) |
+# | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
+# | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
+# | **reference** | the course's own answer to an exercise | [00](00_start.ipynb) |
+# | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
+# | **subnormal** | a number near zero without a hidden one, with the exponent of the smallest normal number | [1.5](01_bit_layouts.ipynb) |
+# | **tie** | a number exactly half-way between two neighbouring values of a format | [1.C](01_bit_layouts.ipynb) |
+# | **two's complement** | how an int32 stores negative numbers: the topmost bit counts as -2^31 | [1.1](01_bit_layouts.ipynb) |
+# | **ulp** | unit in the last place: the distance between neighbouring values of a format around a number | [1.10](01_bit_layouts.ipynb) |
+# | **verdict** | what `check` says about an answer: bit-exact, close, or wrong | [00](00_start.ipynb) |
