@@ -26,9 +26,10 @@ from lowprec_lab.limits import TookTooLongError, quiet, time_limit
 from lowprec_lab.sources import AnswerError, Source, reference, reference_source
 
 SEED = 20260101
-MUTANTS_PER_CHAPTER = 300
+MUTANTS_PER_CHAPTER = 260
 _MUTANT_LIMIT_S = 2.0  # a mutant that takes longer than this on one check is put aside: the learner's limit is 10 s
-_COMPARE_LIMIT_S = 20.0
+_COMPARE_LIMIT_S = 8.0
+_NAMED_LIMIT_S = 60.0  # a name counts as false until the whole larger set was compared
 
 
 @dataclass
@@ -132,7 +133,7 @@ def _judge_other(finding: Finding, blank: Blank, other: OtherAnswer) -> None:
     finding.others += 1
     if not verdict.passed:
         finding.others_failing.append(other.label)
-    elif differs(blank.name, function, reference(blank.name)) is not False:
+    elif differs(blank.name, function, reference(blank.name)):
         finding.others_failing.append(f"{other.label} (passes, and differs from the reference on the larger set)")
     _note_name(finding, other.label, verdict)
 
@@ -161,7 +162,7 @@ def _judge_mutant(finding: Finding, blank: Blank, text: str) -> None:
         return
     finding.mutants_named += 1
     named = next(m for m in MISCONCEPTIONS[blank.name] if m.function.__name__ == verdict.misconception)
-    if not different or differs(blank.name, function, named.function) is not False:
+    if not different or differs(blank.name, function, named.function, _NAMED_LIMIT_S) is not False:
         finding.false_names.append(f"named {verdict.misconception}:\n{text}")
 
 
@@ -176,13 +177,13 @@ def _runnable(blank: Blank, text: str) -> Callable | None:
     return function if not slow and any(o.records for o in outcomes) else None
 
 
-def differs(exercise: str, one: Callable, another: Callable) -> bool | None:
+def differs(exercise: str, one: Callable, another: Callable, limit_s: float = _COMPARE_LIMIT_S) -> bool | None:
     """Whether two answers differ anywhere on the larger set: types, bits (NaN by class), or the exceptions' types.
 
     None where that takes too long to be found out.
     """
     try:
-        with quiet(), time_limit(_COMPARE_LIMIT_S):
+        with quiet(), time_limit(limit_s):
             return any(_outcome(one, args) != _outcome(another, args) for args in calls_for(exercise))
     except TookTooLongError:
         return None
