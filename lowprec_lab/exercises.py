@@ -39,7 +39,7 @@ _LISTENERS: list[Callable[[str], None]] = []
 _SOURCES: dict[str, Source | None] = {}
 # Why the last run of an answer's cell was refused; a verdict on the version before it would mislead.
 _REFUSED: dict[str, str] = {}
-_LISTENER_LIMIT_S = 5.0
+_LISTENER_LIMIT_S = 12.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _tell_listeners(name: str) -> None:
             with time_limit(_LISTENER_LIMIT_S):
                 callback(name)
         except TookTooLongError:
-            print(f"{name} took more than {_LISTENER_LIMIT_S:g} s to draw the explorers: is there an endless loop?")
+            print(f"{name} takes more than {_LISTENER_LIMIT_S:g} s, so the explorers wait: is there an endless loop?")
         except Exception as error:  # whatever a learner's function may raise; check will say it properly
             print(f"the explorers could not be drawn with this {name}: {type(error).__name__}: {error}")
 

@@ -64,7 +64,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         if not interrupted:
             with contextlib.suppress(KeyboardInterrupt):  # the one that is still on its way
                 time.sleep(0.05)
-        raise TookTooLongError(f"stopped after {seconds:g} s")
+        raise TookTooLongError(f"was stopped after {seconds:g} s")
 
 
 @contextlib.contextmanager

@@ -126,6 +126,7 @@ def png(picture: Figure) -> bytes:
 
 _LINEAR_BELOW = -18  # the symmetric log axis is linear between -2^-18 and 2^-18
 _EDGE = 17  # and ends at 2^17
+_PIXELS, _TOUCHING = 2400, 3
 
 
 def number_line(formats: Sequence[Format], values: Mapping[str, np.ndarray] | None = None) -> Figure:
@@ -168,8 +169,13 @@ def _strokes(axes: Axes, places: np.ndarray, height: float, color: str, reach: f
     """A stroke for each value; values that would share a pixel become one, so that 65,536 of them cost nothing."""
     reach = reach if reach is not None else 1 + _EDGE - _LINEAR_BELOW
     inside = places[np.abs(places) <= reach]
-    pixels = np.unique(np.round(inside / reach * 2400)) * reach / 2400
-    axes.vlines(pixels, height - 0.34, height + 0.34, color=color, linewidth=0.7)
+    pixels = np.unique(np.round(inside / reach * _PIXELS))
+    # Where strokes would touch they become a bar: drawn one by one they leave slits that look like missing numbers.
+    runs = np.split(pixels, np.flatnonzero(np.diff(pixels) > _TOUCHING) + 1)
+    alone = [run[0] * reach / _PIXELS for run in runs if len(run) == 1]
+    bars = [(run[0] * reach / _PIXELS, (run[-1] - run[0]) * reach / _PIXELS) for run in runs if len(run) > 1]
+    axes.vlines(alone, height - 0.34, height + 0.34, color=color, linewidth=0.7)
+    axes.broken_barh(bars, (height - 0.34, 0.68), color=color, linewidth=0)
 
 
 def _mark_beyond(axes: Axes, values: np.ndarray, height: float, color: str) -> None:
@@ -226,10 +232,10 @@ def range_and_precision(
             bottom = low if subnormal is None else np.log2(subnormal)
             axes.plot([bottom, low], [height, height], color=color_of(fmt), linewidth=2.5, linestyle=(0, (1, 1)))
             axes.plot([low, high], [height, height], color=color_of(fmt), linewidth=9, solid_capstyle="butt")
-            name = f"{short_name(fmt)}  {high - bottom:.0f} binades"
+            name = f"{short_name(fmt)}  {np.floor(high) - bottom + 1:.0f} binades"
             axes.text(high + 4, height, name, color=color_of(fmt), va="center", fontsize=9, fontweight="bold")
         bits = [fmt.mantissa_bits + 1 for fmt, _ in reversed(rows)]
-        axes.set_yticks(range(len(rows)), [_bits_text(bits, at) for at in range(len(rows))])
+        axes.set_yticks(range(len(rows)), [str(each) for each in bits])
         axes.set_ylabel("significant bits (hidden 1 included)")
         axes.set_xlabel("magnitude (log2 axis)      dotted: subnormal, solid: normal")
         axes.set_xlim(-155, 205)
@@ -239,12 +245,6 @@ def range_and_precision(
         axes.tick_params(axis="y", length=0)
         axes.set_title("Range against precision")
     return made
-
-
-def _bits_text(bits: Sequence[int], at: int) -> str:
-    """The number of bits, once for each group of rows that share it."""
-    first_of_group = at + 1 == len(bits) or bits[at + 1] != bits[at]
-    return str(bits[at]) if first_of_group else ""
 
 
 def _limits(fmt: Format) -> tuple[float | None, float, float]:

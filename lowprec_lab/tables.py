@@ -16,11 +16,15 @@ import torch
 from lowprec_lab import exercises
 from lowprec_lab.formats import Format
 from lowprec_lab.graders import oracle
+from lowprec_lab.limits import TookTooLongError, time_limit
 
 # Up to this width all codes are decoded at once and looked up after that; wider formats are decoded as they come.
 TABLE_WIDTH = 16
 
 ORACLE_LINE = "exact oracle"
+
+# A picture does not wait longer for an answer: an endless loop must not take the page with it.
+_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,11 @@ def ask(name: str, use: Callable) -> tuple[object, str, str, str]:
     except exercises.AnswerError:  # nobody wrote it, and no reference is installed
         return use(_oracle(name)), "oracle", ORACLE_LINE, ""
     try:
-        return use(supply.function), supply.origin, supply.line, ""
+        with time_limit(_LIMIT_S):
+            return use(supply.function), supply.origin, supply.line, ""
     except Exception as error:
-        reason = str(error) if isinstance(error, NotUsableError) else f"raised {type(error).__name__}: {error}"
+        known = isinstance(error, (NotUsableError, TookTooLongError))
+        reason = str(error) if known else f"raised {type(error).__name__}: {error}"
         whose = "your" if supply.origin in ("yours", "saved") else "the"
         return use(_oracle(name)), "oracle", ORACLE_LINE, f"{whose} {name} {_shortened(reason)}"
 

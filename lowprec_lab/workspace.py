@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowprec_lab.answers import Answers, SavedAnswer, load_answers, save_answer
-from lowprec_lab.chapters import Chapter, find_chapter
+from lowprec_lab.chapters import find_chapter
 from lowprec_lab.files import WorkspaceError, explained, find_clone, keep_copy, locked, work_folder, write_whole
 
 __all__ = [
@@ -25,6 +25,8 @@ __all__ = [
     "save_answer",
     "work_folder",
 ]
+
+GLOSSARY = "glossary"
 
 _RELOAD = (
     "If the page is open in JupyterLab, choose File > Reload Notebook from Disk there; "
@@ -57,8 +59,14 @@ def open_chapter(text: str, notebooks: Path | None = None) -> Opened:
     Raises ValueError for an unknown chapter, WorkspaceError when there are no released pages or nothing can be written.
     """
     chapter = find_chapter(text)
-    released = _released_page(chapter, notebooks)
+    released = _released_page(chapter.name, notebooks)
     path = work_folder() / f"{chapter.name}.ipynb"
+    opened = _open_locked(path, released)
+    _open_glossary(notebooks)
+    return opened
+
+
+def _open_locked(path: Path, released: bytes) -> Opened:
     with locked(path):
         for _ in range(5):
             opened = _open(path, released)
@@ -67,7 +75,16 @@ def open_chapter(text: str, notebooks: Path | None = None) -> Opened:
     raise WorkspaceError(f"{path} kept changing while it was being updated. Close it in JupyterLab, then try again.")
 
 
-def _released_page(chapter: Chapter, notebooks: Path | None) -> bytes:
+def _open_glossary(notebooks: Path | None) -> None:
+    """Have the newest glossary beside the chapter: its pages link to it. A release without one is no fault."""
+    try:
+        released = _released_page(GLOSSARY, notebooks)
+    except WorkspaceError:
+        return
+    _open_locked(work_folder() / f"{GLOSSARY}.ipynb", released)
+
+
+def _released_page(name: str, notebooks: Path | None) -> bytes:
     from lowprec_lab.pages import read_page
 
     folder = notebooks or os.environ.get("LOWPREC_NOTEBOOKS", "").strip() or None
@@ -79,7 +96,7 @@ def _released_page(chapter: Chapter, notebooks: Path | None) -> bytes:
                 "folder to this machine, and set LOWPREC_NOTEBOOKS to that folder."
             )
         folder = clone / "notebooks"
-    path = Path(folder).expanduser() / chapter.name / f"{chapter.name}.ipynb"
+    path = Path(folder).expanduser() / name / f"{name}.ipynb"
     if not path.is_file():
         raise WorkspaceError(
             f"There is no released page {path}. Get the newest release (git pull), or set LOWPREC_NOTEBOOKS "

@@ -1,30 +1,15 @@
 """What all tests share: the --answers option, and what happens where there is no Chromium."""
 
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
-CHROMIUM_ON_MACOS = (
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-    "/Applications/Chromium.app/Contents/MacOS/Chromium",
-)
+from lowprec_lab.bench.chromium import find_chromium
+
 NO_CHROMIUM = (
     "no Chromium was found. Install one (Debian: apt-get install chromium; macOS: brew install --cask chromium) "
     "or set LOWPREC_CHROMIUM to its path"
 )
-
-
-def find_chromium() -> str | None:
-    """Path of a Chromium (or Chrome) that the browser tests can drive; None where there is none."""
-    chosen = os.environ.get("LOWPREC_CHROMIUM")
-    if chosen:
-        return chosen
-    on_path = (shutil.which(name) for name in CHROMIUM_NAMES)
-    on_macos = (path for path in CHROMIUM_ON_MACOS if Path(path).exists())
-    return next((path for path in (*on_path, *on_macos) if path), None)
 
 
 @pytest.fixture(scope="session")

@@ -111,6 +111,71 @@ def test_mutants_depend_on_the_seed_alone_and_are_distinct():
     assert len(set(once)) == 30
 
 
+# the bench
+
+
+def test_the_bench_reports_the_figures_and_where_they_come_from(monkeypatch):
+    from lowprec_lab.bench import graders
+
+    few = [BLANKS[name] for name in ("sign_bit", "machine_epsilon")]
+    monkeypatch.setattr(graders, "in_order", lambda: few)
+    monkeypatch.setattr(graders, "MUTANTS_PER_CHAPTER", 30)
+    report = graders.run(progress=False)
+    figures = report["figures"]
+    assert {
+        "misconceptions", "misconceptions_rejected", "misconceptions_named", "other_answers", "other_answers_passed",
+        "false_names", "median_check_s",
+    } <= set(figures)  # fmt: skip
+    assert figures["misconceptions"] == figures["misconceptions_rejected"] == figures["misconceptions_named"] == 12
+    assert figures["other_answers"] == figures["other_answers_passed"] == 12
+    assert (figures["false_names"], figures["mutants_surviving"]) == (0, 0)
+    assert 0 < figures["median_check_s"] < 1
+    assert [each["exercise"] for each in report["exercises"]] == ["sign_bit", "machine_epsilon"]
+    assert sum(report["mutants"].values()) == figures["mutants"] > 10
+
+
+def test_the_bench_counts_a_hole_in_a_check(monkeypatch, invented):
+    from lowprec_lab.bench import graders
+
+    def positive_numbers(answer, case):
+        """1, 2 and 3: too few to tell."""
+        x = torch.tensor([1.0, 2.0, 3.0])
+        case.same_bits(answer(x), torch.zeros(3, dtype=torch.int32))
+
+    blank = invented(positive_numbers)
+    finding = graders.Finding("sign_bit", "00_start")
+    graders._judge_mutant(finding, blank, "def sign_bit(x):\n    return (x < 0).int()")
+    graders._judge_mutant(finding, blank, "def sign_bit(x):\n    return x.signbit().int()")
+    graders._judge_mutant(finding, blank, "def sign_bit(x):\n    return nothing")
+    assert (finding.mutants, finding.mutants_right, finding.mutants_aside) == (1, 1, 1)
+    assert len(finding.survivors) == 1
+
+
+def test_the_bench_counts_a_false_name(monkeypatch, invented):
+    from lowprec_lab.bench import graders
+
+    def three_numbers(answer, case):
+        """-1, -2 and -3."""
+        x = torch.tensor([-1.0, -2.0, -3.0])
+        case.same_bits(answer(x), torch.ones(3, dtype=torch.int32))
+
+    def never(x):
+        """It gives 0."""
+        return torch.zeros_like(x, dtype=torch.int32)
+
+    finding = graders.Finding("sign_bit", "00_start")
+    blank = invented(three_numbers, wrong=[never])
+    graders._judge_mutant(finding, blank, "def sign_bit(x):\n    return (x > 0).int()")
+    assert finding.mutants_named == len(finding.false_names) == 1
+    graders._judge_mutant(finding, blank, "def sign_bit(x):\n    return (x != x).int() * 0")
+    assert (finding.mutants_named, len(finding.false_names)) == (2, 1)
+
+
+def test_other_answers_are_in_a_clone_only(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Run this from a clone"):
+        other_answers(tmp_path / "nowhere")
+
+
 # the machinery, on an exercise that exists only here
 
 

@@ -709,3 +709,10 @@ def test_notebooks_are_read_only_when_a_chapter_is_opened():
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert found.stdout.strip() == "[]"
+
+
+def test_opening_a_chapter_brings_the_glossary_its_pages_link_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
+    opened = open_chapter("01")
+    assert "glossary.ipynb" in opened.path.read_text()
+    assert "**ulp**" in (tmp_path / "glossary.ipynb").read_text()

@@ -904,8 +904,7 @@ question_for(
 question_for(
     "1.A",
     0.25,
-    "Right: 2 mantissa bits, so the value after 1.0 is 1.25. torch.finfo says half of that."
-    "precision.",
+    "Right: 2 mantissa bits, so the value after 1.0 is 1.25. torch.finfo says half of that.",
     "How many mantissa bits does it have? Write the value after 1.0 with them.",
     {0.125: "That is what torch.finfo says. Decode the code after the one of 1.0 and compare."},
 )
