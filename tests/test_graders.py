@@ -134,7 +134,7 @@ def test_the_bench_reports_the_figures_and_where_they_come_from(monkeypatch):
     assert sum(report["mutants"].values()) == figures["mutants"] > 10
 
 
-def test_the_bench_counts_a_hole_in_a_check(monkeypatch, invented):
+def test_the_bench_counts_a_hole_in_a_check(invented):
     from lowprec_lab.bench import graders
 
     def positive_numbers(answer, case):
@@ -151,7 +151,7 @@ def test_the_bench_counts_a_hole_in_a_check(monkeypatch, invented):
     assert len(finding.survivors) == 1
 
 
-def test_the_bench_counts_a_false_name(monkeypatch, invented):
+def test_the_bench_counts_a_false_name(invented):
     from lowprec_lab.bench import graders
 
     def three_numbers(answer, case):
