@@ -35,6 +35,37 @@ class AnswerFailed(Exception):
 
 def call_answer(function: Callable, args: tuple, kwargs: dict) -> object:
     """What `function` returns for copies of these arguments. Raises AnswerFailed for all that goes wrong in it."""
+    return _require_data(_call(function, args, kwargs))
+
+
+def differentiate_answer(function: Callable, args: tuple, kwargs: dict, gradients: tuple) -> tuple[tuple, tuple]:
+    """The outputs of `function` and the gradients of its floating-point tensor arguments.
+
+    gradients: one for each output tensor. Returns (outputs, gradients), the latter with None where nothing flows and
+    for arguments that are not floating-point tensors. Raises AnswerFailed as `call_answer` does.
+    """
+
+    def both(*given: object, **named: object) -> tuple[tuple, tuple]:
+        leaves = [arg.requires_grad_() for arg in given if _is_floating(arg)]
+        with torch.enable_grad():
+            result = function(*given, **named)
+        outputs = result if isinstance(result, tuple) else (result,)
+        found = iter(torch.autograd.grad(outputs, leaves, gradients, allow_unused=True))
+        return tuple(o.detach() for o in outputs), tuple(next(found) if _is_floating(arg) else None for arg in given)
+
+    return _require_data(_call(both, args, kwargs))
+
+
+def _is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype.is_floating_point
+
+
+def build_answer(constructor: Callable, args: tuple, kwargs: dict) -> object:
+    """An object of a stateful answer, to be driven by `call_answer(getattr(object, name), ...)` alone."""
+    return _call(constructor, args, kwargs)
+
+
+def _call(function: Callable, args: tuple, kwargs: dict) -> object:
     handed, kept = copy_data(args), copy_data(args)
     try:
         result = function(*handed, **{key: copy_data(value) for key, value in kwargs.items()})
@@ -47,7 +78,7 @@ def call_answer(function: Callable, args: tuple, kwargs: dict) -> object:
     if not same_data(kept, handed):
         sentence = "It changes its input in place: look at the input after a call. Work on a new tensor instead."
         raise AnswerFailed("mutated", sentence)
-    return _require_data(result)
+    return result
 
 
 def _said(error: BaseException) -> str:

@@ -30,7 +30,22 @@ try:
         split_fields,
         ulp,
     )
-    from lowprec_lab.formats import BF16, E2M1, E2M3, E3M2, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, FORMATS, FP16, FP32, TF32, Format
+    from lowprec_lab.formats import (
+        BF16,
+        E2M1,
+        E2M3,
+        E3M2,
+        E4M3,
+        E4M3FNUZ,
+        E5M2,
+        E5M2FNUZ,
+        E8M0,
+        FORMATS,
+        FP16,
+        FP32,
+        TF32,
+        Format,
+    )
     from lowprec_lab.races import race
     from lowprec_lab.reading import installed_lines
 except ModuleNotFoundError as missing:
@@ -67,7 +82,9 @@ BitExplorer(["float8_e4m3fn", "float8_e5m2"], value=0.1)
 
 # %%
 for fmt in FORMATS.values():
-    print(f"{fmt!r:9} {fmt.name:17} {fmt.width:2} bits = {int(fmt.signed)} + {fmt.exponent_bits} + {fmt.mantissa_bits:2}   bias {fmt.bias:3}   {fmt.specials}")
+    print(
+        f"{fmt!r:9} {fmt.name:17} {fmt.width:2} bits = {int(fmt.signed)} + {fmt.exponent_bits} + {fmt.mantissa_bits:2}   bias {fmt.bias:3}   {fmt.specials}"
+    )
 
 # %% tags=["helpers"]
 # Your helpers: functions that more than one of your answers on this page uses.
@@ -278,7 +295,9 @@ lines = [f"{'':17}" + "".join(f"{kind.name:>11}" for kind in NumberClass) + "   
 for fmt in (FP16, BF16, E5M2, E4M3, E4M3FNUZ, E3M2, E8M0):
     classes = classify(torch.arange(2**fmt.width, dtype=torch.int32), fmt)
     counts = [int((classes == kind).sum()) for kind in NumberClass]
-    lines.append(f"{fmt.name:17}" + "".join(f"{count:11,}" for count in counts) + f"   {counts[-1] / len(classes):10.1%}")
+    lines.append(
+        f"{fmt.name:17}" + "".join(f"{count:11,}" for count in counts) + f"   {counts[-1] / len(classes):10.1%}"
+    )
 print("\n".join(lines))
 
 # %% [markdown]
@@ -375,7 +394,9 @@ for fmt in (FP16, BF16, E5M2, E4M3, E3M2, E2M1):
     values = decode(torch.arange(2**fmt.width, dtype=torch.int32), fmt)
     held = {int(value) for value in values.tolist() if math.isfinite(value) and value == int(value) and value >= 0}
     first_missing = next(number for number in range(2**fmt.width) if number not in held)
-    print(f"{fmt.name:15} holds 0 to {first_missing - 1:>5}, not {first_missing:>5}   = 2^{fmt.mantissa_bits + 1} + 1: {first_missing == 2 ** (fmt.mantissa_bits + 1) + 1}")
+    print(
+        f"{fmt.name:15} holds 0 to {first_missing - 1:>5}, not {first_missing:>5}   = 2^{fmt.mantissa_bits + 1} + 1: {first_missing == 2 ** (fmt.mantissa_bits + 1) + 1}"
+    )
 
 # %% [markdown]
 # With m mantissa bits and the hidden 1, every whole number up to 2^(m + 1) fits, and the next one does not, if the range goes that far. (E2M3 ends at 7.5.) A BF16 counter that adds 1 stops at 256. Chapter 03 is about
@@ -608,7 +629,9 @@ plots.spacing([FP32, FP16, BF16, E4M3, E5M2])
 
 # %%
 mine = Format("mine", exponent_bits=3, mantissa_bits=2, bias=3, specials="finite")
-print(f"{mine.width} bits; largest {max_finite(mine):g}, smallest normal {min_normal(mine):g}, smallest subnormal {min_subnormal(mine)}")
+print(
+    f"{mine.width} bits; largest {max_finite(mine):g}, smallest normal {min_normal(mine):g}, smallest subnormal {min_subnormal(mine)}"
+)
 plots.number_line([mine, E3M2, E2M3])
 
 # %%
@@ -624,7 +647,15 @@ BitExplorer(mine, value=0.75)
 
 # %%
 RELEASE = "https://github.com/pytorch/pytorch/blob/v2.13.0/"
-print(installed_lines("torch", "headeronly/util/Float8_e4m3fn.h", "Float8_e4m3fn::isnan() const {", after=8, link=RELEASE + "torch/headeronly/util/Float8_e4m3fn.h"))
+print(
+    installed_lines(
+        "torch",
+        "headeronly/util/Float8_e4m3fn.h",
+        "Float8_e4m3fn::isnan() const {",
+        after=8,
+        link=RELEASE + "torch/headeronly/util/Float8_e4m3fn.h",
+    )
+)
 
 # %% [markdown]
 # **1.B** The header clears one bit and compares the rest with one number. Which number? (Write it as you like: `0x..`, `0b..` or decimal.)
@@ -638,7 +669,15 @@ question(
 )
 
 # %%
-print(installed_lines("torch", "headeronly/util/BFloat16.h", "round_to_nearest_even(float src)", after=15, link=RELEASE + "torch/headeronly/util/BFloat16.h"))
+print(
+    installed_lines(
+        "torch",
+        "headeronly/util/BFloat16.h",
+        "round_to_nearest_even(float src)",
+        after=15,
+        link=RELEASE + "torch/headeronly/util/BFloat16.h",
+    )
+)
 
 # %% [markdown]
 # And this is how a float32 becomes a BF16. You will write this function in chapter 02. For now one question.

@@ -269,8 +269,8 @@ def assert_the_explorer_follows_the_keys(page):
     assert "2⁻⁶³" in page.page.locator(".lpbits-whole").inner_text()
     press(page, "d", "d", "Escape")
     assert page.evaluate("panel => panel.content.widgets.length") == count, "keys in the explorer edited the page"
-    while page.page.evaluate("() => document.activeElement.closest('.lpbits') !== null"):
-        press(page, "Shift+Tab")  # and back to the page
+    press(page, *["Shift+Tab"] * 4)  # past the two lists and the number, and back to the page
+    assert not page.page.evaluate("() => document.activeElement.closest('.lpbits')"), "the focus stays in the explorer"
 
 
 def restart_by_keyboard(page):
@@ -290,7 +290,7 @@ def second_page(browser, lab):
     complaints = complaints_of(page.page)
     assert page.run_cell("setup") == ""
     progress = cell_with(page, "progress()")
-    assert re.search(r"● done\s+0\.1\s+sign_bit\s+5 min\s+runs: saved", page.run_cell(progress))
+    assert re.search(r"● done\s+0\.1\s+sign_bit\s+\d+ min\s+runs: saved", page.run_cell(progress))
     assert_the_explorer_works(page)
 
     answers = sources_in(ROOT / "solutions")

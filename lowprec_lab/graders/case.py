@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.calls import article, bits_of, call_answer
+from lowprec_lab.calls import article, bits_of, build_answer, call_answer, differentiate_answer
 
 # All NaNs of a dtype compare equal: formats disagree about payloads, never about being NaN.
 _NAN_TOKEN = np.int64(-(2**63) + 1)
@@ -140,12 +140,47 @@ def _tuple_problem(got: object, want: tuple, parts: tuple[str, ...]) -> tuple[st
 
 
 class Answer:
-    """A function under judgement, as a check calls it; `case` remembers the last call."""
+    """An answer under judgement, as a check drives it; `case` remembers the last call.
+
+    The answer is a function (or class) of this process, or stands for one in another: then it has a method `elsewhere`.
+    """
 
     def __init__(self, function: Callable, case: Case) -> None:
         self.function, self.case = function, case
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        """What the answer returns for these arguments."""
+        return self._drive("call", call_answer, args, kwargs)
+
+    def differentiate(self, *args: object, gradients: tuple, **kwargs: object) -> tuple[tuple, tuple]:
+        """(outputs, gradients of the floating-point arguments) for these gradients of the outputs."""
+        return self._drive("differentiate", differentiate_answer, args, kwargs, gradients)
+
+    def build(self, *args: object, **kwargs: object) -> Answered:
+        """An object of a stateful answer: `answer.build(2.0**16).update(True)` calls its methods with data."""
+        return Answered(self, self._drive("build", build_answer, args, kwargs))
+
+    def _drive(self, verb: str, here: Callable, args: tuple, kwargs: dict, *more: object) -> object:
         self.case.last_call = Call(args, kwargs)
-        call = getattr(self.function, "call_elsewhere", None)  # an answer behind a pipe is called there, not here
-        return call(args, kwargs) if call else call_answer(self.function, args, kwargs)
+        elsewhere = getattr(self.function, "elsewhere", None)
+        return elsewhere(verb, args, kwargs, *more) if elsewhere else here(self.function, args, kwargs, *more)
+
+
+class Answered:
+    """An object that an answer built. Its methods take and return data.
+
+    In another process `thing` is a number that stands for the object there.
+    """
+
+    def __init__(self, answer: Answer, thing: object) -> None:
+        self._answer, self._thing = answer, thing
+
+    def __getattr__(self, name: str) -> Callable:
+        def method(*args: object, **kwargs: object) -> object:
+            self._answer.case.last_call = Call(args, kwargs)
+            elsewhere = getattr(self._answer.function, "elsewhere", None)
+            if elsewhere:
+                return elsewhere("method", args, kwargs, self._thing, name)
+            return call_answer(getattr(self._thing, name), args, kwargs)
+
+        return method

@@ -74,7 +74,7 @@ def _notes(outcomes: list[Outcome]) -> list[str]:
     if printed:
         notes.append(f"While it was checked, your code printed: {printed[:200]}{'…' if len(printed) > 200 else ''}")
     seconds = sum(o.seconds for o in outcomes)
-    if seconds > _SLOW_S:
+    if seconds > _SLOW_S and not any(o.failure for o in outcomes):
         notes.append(
             f"The check took {seconds:.1f} s. Speed earns no points, but later cells call this on millions of numbers: "
             "a loop per element will be too slow there."

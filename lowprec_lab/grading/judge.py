@@ -1,0 +1,142 @@
+"""The judge: drives an answer that runs elsewhere, and grades it with the same checks as the notebook does.
+
+It holds the checks, the seed and the expected values. It never runs a learner's code, and it trusts no reply: a reply
+is data of bounded size, compared bit by bit, and its texts are cut and cleaned before anybody sees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from lowprec_lab.blanks import Blank, earlier_than, in_order
+from lowprec_lab.calls import AnswerFailed
+from lowprec_lab.graders import registry
+from lowprec_lab.graders.judging import grade, unwritten
+from lowprec_lab.graders.run import TIME_LIMIT_S
+from lowprec_lab.graders.verdict import Verdict
+from lowprec_lab.grading import wire
+from lowprec_lab.grading.clean import clean_text
+from lowprec_lab.sources import Source, reference_source
+
+# For one exercise, naming of misconceptions included.
+EXERCISE_LIMIT_S = 60.0
+_LOAD_LIMIT_S = 20.0
+_KINDS = ("exception", "timeout", "mutated", "type", "unusable")
+
+
+class Worker(Protocol):
+    """A process for one exercise: a channel to it, and a way to end it with all that it started."""
+
+    channel: object
+
+    def kill(self) -> str:
+        """End it; returns why it had ended already ("it used too much memory"), or ""."""
+
+
+class Workers(Protocol):
+    """Where workers come from: a sandbox, or plain processes for one's own work."""
+
+    def worker(self) -> Worker: ...
+
+
+class RemoteAnswer:
+    """An answer in a worker, as `lowprec_lab.graders.case.Answer` drives it.
+
+    After a timeout or a lost worker a new worker is started, with the answer loaded again, for the next check.
+    """
+
+    def __init__(self, workers: Workers, blank: Blank, source: Source, earlier: Mapping[str, Source]) -> None:
+        self._workers, self._blank, self._source = workers, blank, source
+        self._earlier = {name: (each.text, each.helpers) for name, each in earlier.items()}
+        self._worker: Worker | None = None
+        self._deadline = 0.0
+        self._ends = time.monotonic() + EXERCISE_LIMIT_S
+
+    def load(self) -> None:
+        """Start the worker and load the answer. Raises AnswerFailed."""
+        self._worker = self._workers.worker()
+        request = ("load", self._blank.name, self._source.text, self._source.helpers, self._earlier)
+        self._ask(request, time.monotonic() + _LOAD_LIMIT_S)
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    @contextlib.contextmanager
+    def begin_check(self, limit_s: float = TIME_LIMIT_S) -> Iterator[None]:
+        """Give the answer `limit_s` for one check, and no more than is left for the exercise."""
+        self._deadline = min(time.monotonic() + limit_s, self._ends)
+        self._limit_s = limit_s
+        if self._worker is None:
+            self.load()
+        yield
+
+    def elsewhere(self, verb: str, args: tuple, kwargs: dict, *more: object) -> object:
+        """What the answer gives for one call (see `worker.Served`). Raises AnswerFailed."""
+        return self._ask((verb, args, kwargs, *more), self._deadline)
+
+    def _ask(self, request: tuple, deadline: float) -> object:
+        try:
+            wire.send(self._worker.channel, request, deadline)
+            reply = wire.receive(self._worker.channel, deadline)
+        except wire.WireError as error:
+            why = self._worker.kill()
+            self._worker = None
+            raise _lost(error, why) from None
+        if isinstance(reply, dict) and list(reply) == ["ok"]:
+            return reply["ok"]
+        raise _failure(reply)
+
+
+def _lost(error: wire.WireError, why: str) -> AnswerFailed:
+    if error.late:
+        return AnswerFailed(
+            "timeout", "It was stopped: it took too long. Is there an endless loop, or one per element?"
+        )
+    if why:
+        return AnswerFailed("exception", f"Its process ended: {clean_text(why)}.")
+    return AnswerFailed("exception", f"Its process ended or broke off ({error}).")
+
+
+def _failure(reply: object) -> AnswerFailed:
+    parts = reply.get("failed") if isinstance(reply, dict) else None
+    if not (isinstance(parts, tuple) and len(parts) == 3 and all(isinstance(part, str) for part in parts)):
+        return AnswerFailed("exception", "Its process sent something that is no reply.")
+    kind, sentence, where = parts
+    kind = kind if kind in _KINDS else "exception"
+    return AnswerFailed(kind, clean_text(sentence, 400), clean_text(where, 200))
+
+
+def judge(blank: Blank, sources: Mapping[str, Source], workers: Workers, *, seed: int | None = None) -> Verdict:
+    """The verdict on the answer to `blank` among `sources` (all answers of one submission)."""
+    registry.load_graders()
+    source = sources.get(blank.name)
+    if source is None:
+        return unwritten(blank, f"not written (exercise {blank.exercise})")
+    answer = RemoteAnswer(workers, blank, source, _earlier(blank, sources))
+    try:
+        answer.load()
+        return grade(blank, answer, seed=seed)
+    except AnswerFailed as failure:
+        verdict = unwritten(blank, "could not be loaded", failure.sentence)
+        verdict.level = "failed"
+        return verdict
+    finally:
+        answer.close()
+
+
+def _earlier(blank: Blank, sources: Mapping[str, Source]) -> dict[str, Source]:
+    """What stands in for earlier exercises: the references, so that a mistake costs once; else the submission's own."""
+    found = {other.name: reference_source(other.name) or sources.get(other.name) for other in earlier_than(blank.name)}
+    return {name: source for name, source in found.items() if source is not None}
+
+
+def judge_all(sources: Mapping[str, Source], chapter: str, workers: Workers, *, seed: int | None = None) -> dict:
+    """{exercise name: Verdict} for every exercise of a chapter ("01_bit_layouts")."""
+    blanks = [blank for blank in in_order() if blank.chapter.name == chapter]
+    return {blank.name: judge(blank, sources, workers, seed=seed) for blank in blanks}

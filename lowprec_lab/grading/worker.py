@@ -1,0 +1,96 @@
+"""The worker: loads one answer and serves calls of it over a socket, in a process that the sandbox made for it.
+
+It holds the learner's code and the references of earlier exercises, and nothing else: no check, no seed, no expected
+value. Whatever it replies, right or forged, is only a result that the judge compares.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from lowprec_lab.blanks import BLANKS, load_chapters
+from lowprec_lab.calls import AnswerFailed, build_answer, call_answer, differentiate_answer
+from lowprec_lab.grading import wire
+from lowprec_lab.limits import quiet
+from lowprec_lab.sources import AnswerError, Source, load
+
+_MOST_OBJECTS = 1000
+
+
+class Served:
+    """One answer, and the objects it has built, by number."""
+
+    def __init__(self) -> None:
+        self.function: Callable | None = None
+        self.objects: list[object] = []
+
+    def load(self, exercise: str, text: str, helpers: str, earlier: dict[str, tuple[str, str]]) -> None:
+        """Run the answer's source. earlier: (source, helpers) of each earlier exercise, the references or the own."""
+        load_chapters()
+        sources = {name: Source(*each) for name, each in earlier.items()}
+        self.function = load(Source(text, helpers), BLANKS[exercise], _finder(sources), f"answer: {exercise}")
+
+    def call(self, args: tuple, kwargs: dict) -> object:
+        return call_answer(self.function, args, kwargs)
+
+    def differentiate(self, args: tuple, kwargs: dict, gradients: tuple) -> tuple:
+        return differentiate_answer(self.function, args, kwargs, gradients)
+
+    def build(self, args: tuple, kwargs: dict) -> int:
+        if len(self.objects) >= _MOST_OBJECTS:
+            raise AnswerFailed("exception", "It built too many objects.")
+        self.objects.append(build_answer(self.function, args, kwargs))
+        return len(self.objects) - 1
+
+    def method(self, args: tuple, kwargs: dict, thing: int, name: str) -> object:
+        try:
+            bound = getattr(self.objects[thing], name)
+        except Exception as error:
+            raise AnswerFailed("exception", f"It raised {type(error).__name__} for .{name}") from None
+        return call_answer(bound, args, kwargs)
+
+
+def _finder(sources: dict[str, Source]) -> Callable[[str], Callable]:
+    """For each earlier exercise, a function that loads its source when it is first called."""
+
+    def find(name: str) -> Callable:
+        loaded: list[Callable] = []
+
+        def call(*args: object, **kwargs: object) -> object:
+            if name not in sources:
+                raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not there")
+            if not loaded:
+                loaded.append(load(sources[name], BLANKS[name], find, f"reference: {name}"))
+            return loaded[0](*args, **kwargs)
+
+        return call
+
+    return find
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer requests until the judge hangs up. A request is (verb, arguments...), a reply {"ok"} or {"failed"}."""
+    served = Served()
+    verbs = {"load": served.load, "call": served.call, "differentiate": served.differentiate}
+    verbs |= {"build": served.build, "method": served.method}
+    while True:
+        try:
+            verb, *arguments = wire.receive(channel)
+        except wire.WireError:
+            return
+        wire.send(channel, _reply(verbs[verb], arguments))
+
+
+def _reply(verb: Callable, arguments: list) -> dict:
+    try:
+        with quiet():
+            result = verb(*arguments)
+        wire.pack(result)
+    except AnswerFailed as failure:
+        return {"failed": (failure.kind, failure.sentence, failure.where)}
+    except AnswerError as error:
+        return {"failed": ("unusable", str(error), "")}
+    except TypeError as error:  # the result cannot be packed
+        return {"failed": ("type", f"It returned something that is no data: {error}.", "")}
+    return {"ok": result}
