@@ -35,7 +35,7 @@ FORMAT_COLORS: dict[str, str] = {
     E5M2FNUZ.name: "#B0508F",
     E8M0.name: "#2B83B8",
     E2M3.name: "#5B7A12",
-    E3M2.name: "#6F6B1E",
+    E3M2.name: "#00809A",
     E2M1.name: "#332288",
 }
 

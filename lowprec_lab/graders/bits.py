@@ -425,6 +425,20 @@ def no_subnormal_values(codes, fmt):
     return torch.where(oracle.classify(codes, fmt) == 0, oracle.decode(codes, fmt), values)
 
 
+@misconception("decode", "It has one rule for all codes, with a leading 1: zero and the subnormals have none.")
+def one_rule_for_all(codes, fmt):
+    return _value(codes, fmt, leading=1.0, lowest=0)
+
+
+@misconception("decode", "It forgets the hidden 1 of normal numbers: they are 1.mantissa, not 0.mantissa.")
+def no_hidden_one(codes, fmt):
+    sign, exponent, _ = oracle.split_fields(codes, fmt)
+    values = oracle.decode(codes, fmt)
+    hidden = torch.ldexp(torch.ones_like(values), (exponent - fmt.bias).double())
+    magnitude = torch.where(oracle.classify(codes, fmt) == 2, values.abs() - hidden, values.abs())
+    return torch.where(sign == 1, -magnitude, magnitude)
+
+
 @misconception("decode", "It gives subnormals a leading 1: they are 0.mantissa, not 1.mantissa.")
 def leading_one_for_subnormals(codes, fmt):
     values = _value(codes, fmt, leading=1.0)
@@ -615,6 +629,15 @@ def fn_without_mantissa(fmt):
     return oracle.max_finite(fmt)
 
 
+@misconception(
+    "max_finite", "It takes a mantissa step from every fn format, also where there is no mantissa bit (E8M0)."
+)
+def step_without_mantissa(fmt):
+    if fmt.specials != "fn":
+        return oracle.max_finite(fmt)
+    return _largest(fmt, 2**fmt.exponent_bits - 1, 2**fmt.mantissa_bits - 2)
+
+
 @misconception("min_normal", "It gives the smallest subnormal: a normal number has a leading 1.")
 def smallest_of_all(fmt):
     return math.ldexp(1.0, 1 - fmt.bias - fmt.mantissa_bits)
@@ -669,6 +692,13 @@ def one_bit_short(fmt):
 @misconception("min_subnormal", "It gives a number for formats that have no subnormals.")
 def always_a_number(fmt):
     return math.ldexp(1.0, 1 - fmt.bias - fmt.mantissa_bits)
+
+
+@misconception(
+    "min_subnormal", "It takes the exponent 0 - bias, and gives a number for formats without subnormals too."
+)
+def exponent_zero_always(fmt):
+    return math.ldexp(1.0, -fmt.bias - fmt.mantissa_bits)
 
 
 @misconception("min_subnormal", "It gives 0.0 instead of None where there are no subnormals.")
@@ -785,6 +815,13 @@ def no_ceiling(x, fmt):
 )
 def frexp_off_by_one(x, fmt):
     return _spacing(x, fmt) * 2
+
+
+@misconception("ulp", "It stops neither at the smallest normal nor at the largest finite value: the spacing does.")
+def no_limits(x, fmt):
+    magnitude = x.double().abs()
+    spacing = torch.ldexp(torch.ones_like(magnitude), (torch.frexp(magnitude)[1] - 1 - fmt.mantissa_bits).double())
+    return torch.where(x.isfinite(), spacing, math.nan)
 
 
 @misconception("ulp", "It multiplies |x| by epsilon: the spacing is constant within a binade.")

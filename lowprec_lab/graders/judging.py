@@ -70,7 +70,11 @@ def _summary(blank: Blank, outcomes: list[Outcome]) -> Verdict:
 
 def _notes(outcomes: list[Outcome]) -> list[str]:
     notes = []
-    printed = " ".join("".join(o.printed for o in outcomes).split())
+    lines = "".join(o.printed for o in outcomes).splitlines()
+    supplied = [line for line in lines if line.startswith(("reference: ", "exact oracle: "))]
+    printed = " ".join(" ".join(line for line in lines if line not in supplied).split())
+    if supplied:
+        notes.append(f"Where answers of yours are not there yet, it ran on: {'; '.join(dict.fromkeys(supplied))}")
     if printed:
         notes.append(f"While it was checked, your code printed: {printed[:200]}{'…' if len(printed) > 200 else ''}")
     seconds = sum(o.seconds for o in outcomes)
