@@ -1,24 +1,22 @@
-"""From recorded comparisons to a verdict: points, the named misconception, the first difference, how to try it."""
+"""From recorded comparisons to a verdict: points, the named misconception, the first difference."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lowprec_lab.blanks import Blank
-from lowprec_lab.formats import FORMATS, Format
-from lowprec_lab.graders.case import Call, Record, tokens_of
+from lowprec_lab.graders.case import Record, tokens_of
+from lowprec_lab.graders.counterexample import call_text, input_rows, result_rows
 from lowprec_lab.graders.naming import name_misconception
+from lowprec_lab.graders.registry import CHECKS, Check
 from lowprec_lab.graders.run import Outcome, current_seed, run_checks
-from lowprec_lab.graders.verdict import Row, Verdict
+from lowprec_lab.graders.verdict import Verdict
 
 _CLOSE_ULP = 4
 _SLOW_S = 2.0
-_OWN_FORMAT = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
 
 
 def grade(blank: Blank, function: Callable, *, seed: int | None = None, naming: bool = True) -> Verdict:
@@ -46,7 +44,7 @@ def unwritten(blank: Blank, headline: str, *notes: str) -> Verdict:
 def _summary(blank: Blank, outcomes: list[Outcome]) -> Verdict:
     cases, wrong = sum(o.cases for o in outcomes), sum(o.wrong for o in outcomes)
     tried = {o.check.name: o for o in outcomes}
-    checks = [_check_line(check, tried.get(check.name)) for check in _all_checks(blank)]
+    checks = [_check_line(check, tried.get(check.name)) for check in CHECKS[blank.name]]
     passed = bool(checks) and all(line["passed"] for line in checks)
     total = sum(line["weight"] for line in checks)
     share = sum(line["weight"] for line in checks if line["passed"]) / total if total else 0.0
@@ -86,13 +84,7 @@ def _notes(outcomes: list[Outcome]) -> list[str]:
     return notes
 
 
-def _all_checks(blank: Blank) -> list:
-    from lowprec_lab.graders.registry import CHECKS
-
-    return CHECKS[blank.name]
-
-
-def _check_line(check, outcome: Outcome | None) -> dict:
+def _check_line(check: Check, outcome: Outcome | None) -> dict:
     ran = outcome is not None
     return {
         "name": check.name,
@@ -112,14 +104,14 @@ def _describe_failure(verdict: Verdict, blank: Blank, outcome: Outcome) -> None:
     if failure.where:
         verdict.sentences.append(f"In your code, {failure.where}")
     if outcome.failed_call is not None:
-        verdict.try_it = _call_text(blank, outcome.failed_call, None, None)
+        verdict.try_it = call_text(blank, outcome.failed_call, None, None)
 
 
 def _describe_problem(verdict: Verdict, blank: Blank, record: Record) -> None:
     kind, sentence = record.problem
     verdict.level, verdict.headline = "failed", f"returns the wrong {kind}"
     verdict.sentences.append(sentence)
-    verdict.try_it = _call_text(blank, record.call, None, None)
+    verdict.try_it = call_text(blank, record.call, None, None)
 
 
 def _describe_empty(verdict: Verdict) -> None:
@@ -140,8 +132,8 @@ def _describe_difference(verdict: Verdict, blank: Blank, outcomes: list[Outcome]
         verdict.level, verdict.headline = "wrong", f"wrong on {wrong:,} of {cases:,} inputs"
     record = next(record for o in outcomes for record in o.records if record.wrong.any())
     index = int(np.flatnonzero(record.wrong)[0])
-    verdict.rows = _input_rows(blank, record, index) + _result_rows(record, index)
-    verdict.try_it = _call_text(blank, record.call, record.want[0], index)
+    verdict.rows = input_rows(blank, record, index) + result_rows(record, index)
+    verdict.try_it = call_text(blank, record.call, record.want[0], index)
 
 
 def _largest_distance(outcomes: list[Outcome]) -> int | None:
@@ -169,114 +161,3 @@ def _ordered(value: Tensor) -> np.ndarray:
     bits = tokens_of(value)
     lowest = -(2 ** (value.element_size() * 8 - 1))
     return np.where(bits < 0, lowest - bits, bits)
-
-
-def _input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
-    rows = []
-    fmt = next((arg for arg in record.call.args if isinstance(arg, Format)), None)
-    names = list(blank.signature.parameters)
-    tensors = sum(isinstance(arg, Tensor) for arg in record.call.args)
-    for name, arg in zip(names, record.call.args, strict=False):
-        if isinstance(arg, Format):
-            rows.append(Row("format", _format_text(arg)))
-        elif isinstance(arg, Tensor) and isinstance(record.want[0], Tensor) and arg.shape == record.want[0].shape:
-            label = "input" if tensors == 1 else name
-            rows.append(_element_row(label, arg.reshape(-1)[index], fmt if name == "codes" else None))
-        else:
-            rows.append(Row(name, _short(arg)))
-    return rows
-
-
-def _result_rows(record: Record, index: int) -> list[Row]:
-    rows = []
-    for label, results in (("yours", record.got), ("right", record.want)):
-        elements = [r.detach().reshape(-1)[index] if isinstance(r, Tensor) else r for r in results]
-        if isinstance(record.show, Format):
-            rows.append(_element_row(label, elements[0], record.show))
-        elif callable(record.show):
-            rows.append(Row(label, record.show(*elements)))
-        else:
-            rows.append(_element_row(label, elements[0], None))
-    return rows
-
-
-def _element_row(label: str, element: object, code_format: Format | None) -> Row:
-    """A value with its bits: a code under the format it belongs to, a float under its own."""
-    if not isinstance(element, Tensor):
-        return Row(label, "None" if element is None else repr(element))
-    if code_format is not None:
-        code = int(element) % 2**code_format.width
-        outside = int(element) not in (code, code - 2**code_format.width)
-        value = f"{int(element)} (not a code)" if outside else f"{code:#0{2 + (code_format.width + 3) // 4}x}"
-        return Row(label, value, [] if outside else bit_fields(code, code_format))
-    if element.dtype in _OWN_FORMAT:
-        fmt = _OWN_FORMAT[element.dtype]
-        bits = int(element.reshape(1).view(_unsigned_view(fmt.width)).to(torch.int64)) % 2**fmt.width
-        return Row(label, repr(float(element)), bit_fields(bits, fmt))
-    return Row(label, repr(element.item()))
-
-
-def _unsigned_view(width: int) -> torch.dtype:
-    return {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-
-
-def bit_fields(code: int, fmt: Format) -> list[tuple[str, str]]:
-    """The digits of a code by field: [("s", "0"), ("e", "0111"), ("m", "000")]; fields of no bits are left out."""
-    digits = f"{code:0{fmt.width}b}"
-    widths = [("s", int(fmt.signed)), ("e", fmt.exponent_bits), ("m", fmt.mantissa_bits)]
-    fields, start = [], 0
-    for name, width in widths:
-        if width:
-            fields.append((name, digits[start : start + width]))
-        start += width
-    return fields
-
-
-def _format_text(fmt: Format) -> str:
-    extras = "".join(
-        f", {text}" for text, there in (("no sign", not fmt.signed), ("no subnormals", not fmt.subnormals)) if there
-    )
-    return (
-        f"{fmt.name}: {fmt.exponent_bits} exponent bits, {fmt.mantissa_bits} mantissa bits, bias {fmt.bias}, "
-        f"{fmt.specials}{extras}"
-    )
-
-
-def _short(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _call_text(blank: Blank, call: Call | None, want: object, index: int | None) -> str:
-    """The call as the learner can type it, on the one element that matters where there is one."""
-    if call is None:
-        return ""
-    parts = []
-    for arg in call.args:
-        if isinstance(arg, Tensor):
-            one = index is not None and isinstance(want, Tensor) and arg.shape == want.shape
-            parts.append(tensor_text(arg.reshape(-1)[index : index + 1] if one else _corner(arg)))
-        else:
-            parts.append(repr(arg))
-    parts += [f"{key}={value!r}" for key, value in call.kwargs.items()]
-    return f"{blank.name}({', '.join(parts)})"
-
-
-def _corner(value: Tensor) -> Tensor:
-    """A few elements that keep the tensor's number of dimensions: a failure may depend on it."""
-    few = 3 if value.dim() == 1 else 2
-    return value[(slice(few),) * value.dim()]
-
-
-def tensor_text(value: Tensor) -> str:
-    """Python that makes this small tensor again, to the last bit."""
-    if value.dim() == 2 and not value.is_contiguous() and value.t().is_contiguous():
-        return f"{tensor_text(value.t())}.t()"
-    dtype = "" if value.dtype in (torch.int64, torch.float32) and value.numel() else f", dtype={value.dtype}"
-    if not value.numel():
-        return f"torch.empty({tuple(value.shape)}{dtype})"
-    if value.dtype.is_floating_point and (value.isnan().any() or value.element_size() < 4):
-        view = _unsigned_view(value.element_size() * 8)
-        return f"torch.tensor({value.contiguous().view(view).tolist()}, dtype={view}).view({value.dtype})"
-    numbers = re.sub(r"\binf\b", "float('inf')", repr(value.tolist()))
-    return f"torch.tensor({numbers}{dtype})"

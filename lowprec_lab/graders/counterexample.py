@@ -1,0 +1,128 @@
+"""The counter-example in a verdict: an input, what came out, what is right, as values and bits, and how to try it."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from lowprec_lab.blanks import Blank
+from lowprec_lab.formats import FORMATS, Format
+from lowprec_lab.graders.case import Call, Record
+from lowprec_lab.graders.verdict import Row
+
+_OWN_FORMAT = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
+
+
+def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
+    """What element `index` of a comparison was computed from: the format, and each argument's element with its bits."""
+    rows = []
+    fmt = next((arg for arg in record.call.args if isinstance(arg, Format)), None)
+    names = list(blank.signature.parameters)
+    tensors = sum(isinstance(arg, Tensor) for arg in record.call.args)
+    for name, arg in zip(names, record.call.args, strict=False):
+        if isinstance(arg, Format):
+            rows.append(Row("format", _format_text(arg)))
+        elif isinstance(arg, Tensor) and isinstance(record.want[0], Tensor) and arg.shape == record.want[0].shape:
+            label = "input" if tensors == 1 else name
+            rows.append(_element_row(label, arg.reshape(-1)[index], fmt if name == "codes" else None))
+        else:
+            rows.append(Row(name, _short(arg)))
+    return rows
+
+
+def result_rows(record: Record, index: int) -> list[Row]:
+    """What came out for element `index`, "yours", and what is "right"."""
+    rows = []
+    for label, results in (("yours", record.got), ("right", record.want)):
+        elements = [r.detach().reshape(-1)[index] if isinstance(r, Tensor) else r for r in results]
+        if isinstance(record.show, Format):
+            rows.append(_element_row(label, elements[0], record.show))
+        elif callable(record.show):
+            rows.append(Row(label, record.show(*elements)))
+        else:
+            rows.append(_element_row(label, elements[0], None))
+    return rows
+
+
+def _element_row(label: str, element: object, code_format: Format | None) -> Row:
+    """A value with its bits: a code under the format it belongs to, a float under its own."""
+    if not isinstance(element, Tensor):
+        return Row(label, "None" if element is None else repr(element))
+    if code_format is not None:
+        code = int(element) % 2**code_format.width
+        outside = int(element) not in (code, code - 2**code_format.width)
+        value = f"{int(element)} (not a code)" if outside else f"{code:#0{2 + (code_format.width + 3) // 4}x}"
+        return Row(label, value, [] if outside else bit_fields(code, code_format))
+    if element.dtype in _OWN_FORMAT:
+        fmt = _OWN_FORMAT[element.dtype]
+        bits = int(element.reshape(1).view(_unsigned_view(fmt.width)).to(torch.int64)) % 2**fmt.width
+        return Row(label, repr(float(element)), bit_fields(bits, fmt))
+    return Row(label, repr(element.item()))
+
+
+def _unsigned_view(width: int) -> torch.dtype:
+    return {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
+
+
+def bit_fields(code: int, fmt: Format) -> list[tuple[str, str]]:
+    """The digits of a code by field: [("s", "0"), ("e", "0111"), ("m", "000")]; fields of no bits are left out."""
+    digits = f"{code:0{fmt.width}b}"
+    widths = [("s", int(fmt.signed)), ("e", fmt.exponent_bits), ("m", fmt.mantissa_bits)]
+    fields, start = [], 0
+    for name, width in widths:
+        if width:
+            fields.append((name, digits[start : start + width]))
+        start += width
+    return fields
+
+
+def _format_text(fmt: Format) -> str:
+    extras = "".join(
+        f", {text}" for text, there in (("no sign", not fmt.signed), ("no subnormals", not fmt.subnormals)) if there
+    )
+    return (
+        f"{fmt.name}: {fmt.exponent_bits} exponent bits, {fmt.mantissa_bits} mantissa bits, bias {fmt.bias}, "
+        f"{fmt.specials}{extras}"
+    )
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def call_text(blank: Blank, call: Call | None, want: object, index: int | None) -> str:
+    """The call as the learner can type it, on the one element that matters where there is one."""
+    if call is None:
+        return ""
+    parts = []
+    for arg in call.args:
+        if isinstance(arg, Tensor):
+            one = index is not None and isinstance(want, Tensor) and arg.shape == want.shape
+            parts.append(tensor_text(arg.reshape(-1)[index : index + 1] if one else _corner(arg)))
+        else:
+            parts.append(repr(arg))
+    parts += [f"{key}={value!r}" for key, value in call.kwargs.items()]
+    return f"{blank.name}({', '.join(parts)})"
+
+
+def _corner(value: Tensor) -> Tensor:
+    """A few elements that keep the tensor's number of dimensions: a failure may depend on it."""
+    few = 3 if value.dim() == 1 else 2
+    return value[(slice(few),) * value.dim()]
+
+
+def tensor_text(value: Tensor) -> str:
+    """Python that makes this small tensor again, to the last bit."""
+    if value.dim() == 2 and not value.is_contiguous() and value.t().is_contiguous():
+        return f"{tensor_text(value.t())}.t()"
+    dtype = "" if value.dtype in (torch.int64, torch.float32) and value.numel() else f", dtype={value.dtype}"
+    if not value.numel():
+        return f"torch.empty({tuple(value.shape)}{dtype})"
+    if value.dtype.is_floating_point and (value.isnan().any() or value.element_size() < 4):
+        view = _unsigned_view(value.element_size() * 8)
+        return f"torch.tensor({value.contiguous().view(view).tolist()}, dtype={view}).view({value.dtype})"
+    numbers = re.sub(r"\binf\b", "float('inf')", repr(value.tolist()))
+    return f"torch.tensor({numbers}{dtype})"
