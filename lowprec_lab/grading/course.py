@@ -133,6 +133,22 @@ def read_seed(folder: Path) -> str:
     return seed
 
 
+def seed_or_new(folder: Path) -> tuple[str, str]:
+    """The course's secret seed, and a sentence for the instructor where a fresh one had to be made ("" where not).
+
+    Verdicts that were given with a lost seed no longer count: everybody is graded again. Raises CourseError.
+    """
+    path = folder / SEED
+    try:
+        if path.is_file() and not path.read_bytes().strip():
+            path.unlink()
+        made = _make_seed(folder)
+    except OSError as problem:
+        raise CourseError(f"{path} could not be written: {problem.strerror or problem}") from None
+    note = f"There was no seed in {path}: a fresh one was made, and everybody is graded with it." if made else ""
+    return read_seed(folder), note
+
+
 def require_release(folder: Path) -> None:
     """Raise CourseError unless the installed release is the one that the course is pinned to."""
     pinned, installed = _read_record(folder).get("release"), installed_release()
@@ -220,14 +236,15 @@ def _sources(chapters: Sequence[Chapter | str]) -> dict[str, bytes]:
     }
 
 
-def _make_seed(folder: Path) -> None:
-    """A secret that nobody else can read; one that is there stays."""
+def _make_seed(folder: Path) -> bool:
+    """A secret that nobody else can read; one that is there stays. Returns whether one was made."""
     try:
         handle = os.open(folder / SEED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return
+        return False
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(secrets.token_hex(16) + "\n")
+    return True
 
 
 def _write_config(course: Course, written: dict[str, str]) -> None:
