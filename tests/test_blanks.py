@@ -26,6 +26,7 @@ def fresh(monkeypatch, tmp_path):
     """A process in which nothing is filled, and a learner's folder of its own; everything is put back afterwards."""
     monkeypatch.setenv("LOWPREC_WORK", str(tmp_path / "work"))
     monkeypatch.delenv("NBGRADER_EXECUTION", raising=False)
+    listeners = list(exercises._LISTENERS)  # explorers of other tests
     before = {name: getattr(sys.modules[f"lowprec_lab.{BLANKS[name].module}"], name) for name in NAMES}
 
     def clear():
@@ -38,6 +39,7 @@ def fresh(monkeypatch, tmp_path):
     clear()
     yield tmp_path / "work"
     clear()
+    exercises._LISTENERS.extend(listeners)
 
 
 class Kernel:
