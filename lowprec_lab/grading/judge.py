@@ -118,7 +118,7 @@ def judge(blank: Blank, sources: Mapping[str, Source], workers: Workers, *, seed
     source = sources.get(blank.name)
     if source is None:
         return unwritten(blank, f"not written (exercise {blank.exercise})")
-    answer = RemoteAnswer(workers, blank, source, _earlier(blank, sources))
+    answer = RemoteAnswer(workers, blank, source, earlier_sources(blank, sources))
     try:
         answer.load()
         return grade(blank, answer, seed=seed)
@@ -130,7 +130,7 @@ def judge(blank: Blank, sources: Mapping[str, Source], workers: Workers, *, seed
         answer.close()
 
 
-def _earlier(blank: Blank, sources: Mapping[str, Source]) -> dict[str, Source]:
+def earlier_sources(blank: Blank, sources: Mapping[str, Source]) -> dict[str, Source]:
     """What stands in for earlier exercises: the references, so that a mistake costs once; else the submission's own."""
     found = {other.name: reference_source(other.name) or sources.get(other.name) for other in earlier_than(blank.name)}
     return {name: source for name, source in found.items() if source is not None}
