@@ -19,9 +19,14 @@ class CommandError(Exception):
 
 def doctor(options: argparse.Namespace) -> int:
     """Say what this machine can do."""
-    from lowprec_lab.devices import doctor
+    if options.grading:
+        from lowprec_lab.grading.sandbox_check import check_sandbox
 
-    report = doctor()
+        report = check_sandbox()
+    else:
+        from lowprec_lab.devices import doctor
+
+        report = doctor()
     _print_json(report.to_dict()) if options.json else print(report)
     return 0 if report.healthy else 1
 
@@ -183,7 +188,9 @@ def _parser() -> argparse.ArgumentParser:
             made.add_argument("--json", action="store_true", help="print JSON, for a program to read")
         return made
 
-    command(doctor, "doctor", json_too=True)
+    command(doctor, "doctor", json_too=True).add_argument(
+        "--grading", action="store_true", help="whether a class can be graded here: makes a sandbox and tries it"
+    )
 
     opening = command(open_chapter, "open", json_too=True)
     opening.add_argument("chapter", nargs="?", default="00", help="number or name: 01, bits (default: 00)")
