@@ -1,4 +1,4 @@
-"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | course`.
+"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | course | grade | ...`.
 
 One function per command, which imports what it calls when it is called: `lowprec-lab --help` must not wait for torch.
 Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped with Ctrl-C.
@@ -144,6 +144,82 @@ def course_init(options: argparse.Namespace) -> int:
     return 0
 
 
+def grade(options: argparse.Namespace) -> int:
+    """Grade a class: judge every submission of a chapter, many at once, into nbgrader's gradebook."""
+    chapter = _chapter(options.chapter).name
+    if options.workers is not None and options.workers < 1:
+        raise CommandError(f"--workers is a number from 1 on, not {options.workers}")
+    if options.workers is not None and options.scheduler:
+        raise CommandError("--workers is for this machine alone: a scheduler has the workers that were started for it")
+    _require_class_extra()
+    from lowprec_lab.grading.course import CourseError
+    from lowprec_lab.grading.runner import grade_class
+
+    try:
+        report = grade_class(
+            options.course, chapter, options.workers, options.scheduler, options.sandbox,
+            progress=not options.json, force=options.force,
+        )  # fmt: skip
+    except CourseError as error:
+        return _failed(error)
+    _print_json(report.as_dict()) if options.json else print(report)
+    return 1 if report.failed else 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Show a student's answer to an exercise, its verdict, and input, theirs and right where they differ."""
+    name = _exercise(options.exercise)
+    _require_chapter_of(name, options.chapter)
+    _require_class_extra()
+    from lowprec_lab.grading.course import CourseError
+    from lowprec_lab.grading.replay import replay
+    from lowprec_lab.grading.sandbox import SandboxError
+
+    try:
+        shown = replay(options.course, options.student, name, sandbox=options.sandbox)
+    except (CourseError, SandboxError) as error:
+        return _failed(error)
+    _print_json(shown.as_dict()) if options.json else print(shown.text())
+    return 0
+
+
+def pack_references(options: argparse.Namespace) -> int:
+    """Write a folder of reference answers, to publish after a deadline (LOWPREC_REFERENCES)."""
+    chapter = _chapter(options.through)
+    from lowprec_lab.grading.course import CourseError
+    from lowprec_lab.grading.packing import pack_references
+
+    try:
+        files = pack_references(chapter, options.out)
+    except CourseError as error:
+        return _failed(error)
+    print("\n".join(map(str, files)))
+    return 0
+
+
+def _failed(error: Exception) -> int:
+    print(f"lowprec-lab: {error}", file=sys.stderr)
+    return 1
+
+
+def _require_chapter_of(name: str, chapter: str | None) -> None:
+    from lowprec_lab.blanks import BLANKS
+
+    if chapter is not None and BLANKS[name].chapter != _chapter(chapter):
+        raise CommandError(f"{name} is an exercise of {BLANKS[name].chapter.name}, not of {_chapter(chapter).name}")
+
+
+def _require_class_extra() -> None:
+    """Raise CommandError where what grading a class needs is not installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("nbgrader", "distributed", "cryptography") if find_spec(name) is None]
+    if missing:
+        raise CommandError(
+            f"{', '.join(missing)} is not installed, and grading a class needs it: pip install 'lowprec_lab[class]'"
+        )
+
+
 # What several commands need.
 
 
@@ -206,6 +282,27 @@ def _parser() -> argparse.ArgumentParser:
     benching = command(bench, "bench", json_too=True)
     benching.add_argument("name", nargs="?", metavar="NAME", help="which (without one: lists what there is)")
     benching.add_argument("--all", action="store_true", help="all of them, one after the other")
+
+    grading = command(grade, "grade", json_too=True)
+    grading.add_argument("chapter", metavar="CHAPTER", help="number or name: 01, bits")
+    grading.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each processor)")
+    grading.add_argument("--scheduler", metavar="ADDRESS", help="of a dask scheduler, tcp://...: its workers judge")
+    grading.add_argument("--force", action="store_true", help="grade everybody again; manual scores are kept")
+
+    replaying = command(replay, "replay", json_too=True)
+    replaying.add_argument("student", metavar="STUDENT", help="as in submitted/STUDENT")
+    replaying.add_argument("exercise", metavar="EXERCISE", help="name or number: decode, 1.5")
+    replaying.add_argument("--chapter", help="the exercise's chapter, to be sure")
+    for one in (grading, replaying):
+        one.add_argument("--course", default=".", metavar="DIR", help="the course's folder (default: this one)")
+        one.add_argument(
+            "--no-sandbox", dest="sandbox", action="store_false",
+            help="run answers without a sandbox: only for your own work",
+        )  # fmt: skip
+
+    packing = command(pack_references, "pack-references")
+    packing.add_argument("--through", required=True, metavar="CHAPTER", help="the last chapter: 01, bits")
+    packing.add_argument("out", metavar="DIR", help="a new folder, or one that this made before")
 
     course = commands.add_parser("course", help="Run the chapters as an nbgrader course.")
     init = command(course_init, "init", into=course.add_subparsers(metavar="COMMAND", required=True))
