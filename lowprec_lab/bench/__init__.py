@@ -11,6 +11,8 @@ import importlib
 NAMES = {
     "graders": "what the graders catch and name, and how long a check takes",
     "explorer": "from a click in BitExplorer to its paint",
+    "red_team": "submissions that cheat, break or attack people: what wins here, and on stock nbgrader (15 minutes)",
+    "grading": "a class: next to nbgrader's stock engine, and as it grows",
     "import": "how long importing the lab takes next to `import torch`",
 }
 
