@@ -27,11 +27,8 @@ import os
 import sys
 from pathlib import Path
 
-from nbgrader.preprocessors import IgnorePattern, LimitOutput, SaveAutoGrades
-from nbgrader.preprocessors import AssignLatePenalties, CheckCellMetadata
-from nbconvert.preprocessors import ClearMetadataPreprocessor
-
-from lowprec_lab.grading.execute import CourseExecute
+from lowprec_lab.grading.feedback import TEMPLATES
+from lowprec_lab.grading.staging import use_staged_submissions
 
 HERE = Path(__file__).resolve().parent
 c = get_config()  # noqa: F821 (nbgrader gives it)
@@ -46,20 +43,35 @@ c.CourseDirectory.db_url = f"sqlite:///{{HERE / 'gradebook.db'}}"
 # What stands in place of an answer on a released page: it must be valid in a function and in a call.
 c.ClearSolutions.code_stub = {{"python": {code_stub!r}}}
 
-# Seconds for each cell. A check stops an endless loop by itself, long before.
-c.Execute.timeout = 120
+# What grades: the judge, which runs answers in a sandbox. CourseExecute in its place is nbgrader's own engine, which
+# runs submissions with your rights and believes what they print.
+ENGINE = "lowprec_lab.grading.execute.JudgeExecute"
+c.JudgeExecute.course = c.CourseExecute.course = c.RepairSubmission.course = str(HERE)
+# c.JudgeExecute.sandbox = False  # no sandbox: for trying your own answers, never for a class
+c.Execute.timeout = 120  # seconds for each cell, with nbgrader's own engine
 
-# nbgrader's engine, with the course's seed; a warning costs no points, and a check that ends in no number earns none.
-c.CourseExecute.course = str(HERE)
-c.Autograde.autograde_preprocessors = [
-    CourseExecute,
-    IgnorePattern,
-    ClearMetadataPreprocessor,
-    LimitOutput,
-    SaveAutoGrades,
-    AssignLatePenalties,
-    CheckCellMetadata,
+# Submissions are read and put in order before nbgrader looks at them: whatever was handed in, everybody is graded.
+use_staged_submissions()
+c.Autograde.sanitize_preprocessors = [
+    "lowprec_lab.grading.repair.RepairSubmission",
+    "nbgrader.preprocessors.DeduplicateIds",
+    "nbgrader.preprocessors.OverwriteKernelspec",
+    "nbgrader.preprocessors.OverwriteCells",
+    "nbgrader.preprocessors.CheckCellMetadata",
 ]
+c.Autograde.autograde_preprocessors = [
+    ENGINE,
+    "nbgrader.preprocessors.IgnorePattern",
+    "nbconvert.preprocessors.ClearMetadataPreprocessor",
+    "nbgrader.preprocessors.LimitOutput",
+    "nbgrader.preprocessors.SaveAutoGrades",
+    "nbgrader.preprocessors.AssignLatePenalties",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
+
+# Feedback and the form grader load nothing from afar.
+c.GenerateFeedback.exporter_class = "lowprec_lab.grading.feedback.FeedbackExporter"
+c.HTMLExporter.extra_template_paths = [str(TEMPLATES / "formgrade")]
 
 # nbgrader calls `alembic`, which is beside this Python, in an environment that need not be activated.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
