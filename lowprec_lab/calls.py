@@ -19,7 +19,13 @@ from lowprec_lab.formats import Format
 
 _MESSAGE_LIMIT = 200
 _BIT_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_LIBRARIES = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"])
+# torch and numpy may be installed elsewhere than Python thinks, as in a class's sandbox.
+_LIBRARIES = (
+    str(Path(__file__).parent),
+    sysconfig.get_paths()["stdlib"],
+    sysconfig.get_paths()["purelib"],
+    *(str(Path(library.__file__).parent) for library in (torch, np)),
+)
 
 
 class AnswerFailed(Exception):
@@ -82,7 +88,10 @@ def _call(function: Callable, args: tuple, kwargs: dict) -> object:
 
 
 def _said(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a class of the answer's own, whose text cannot be had
+        text = ""
     if "can't allocate memory" in text:
         return "It needs more memory than a check may take."
     shown = text if len(text) <= _MESSAGE_LIMIT else text[: _MESSAGE_LIMIT - 1] + "…"

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from torch import Tensor
+
 from lowprec_lab.blanks import Blank, earlier_than, in_order
 from lowprec_lab.calls import AnswerFailed
 from lowprec_lab.graders import registry
@@ -19,12 +21,15 @@ from lowprec_lab.graders.run import TIME_LIMIT_S
 from lowprec_lab.graders.verdict import Verdict
 from lowprec_lab.grading import wire
 from lowprec_lab.grading.clean import clean_text
+from lowprec_lab.grading.worker import PRINTED_LIMIT
 from lowprec_lab.sources import Source, reference_source
 
 # For one exercise, naming of misconceptions included.
 EXERCISE_LIMIT_S = 60.0
 _LOAD_LIMIT_S = 20.0
 _KINDS = ("exception", "timeout", "mutated", "type", "unusable")
+_TOO_LONG = "It was stopped: it took too long. Is there an endless loop, or one per element?"
+_NO_REPLY = "Its process sent something that is no reply."
 
 
 class Worker(Protocol):
@@ -59,7 +64,11 @@ class RemoteAnswer:
         """Start the worker and load the answer. Raises AnswerFailed."""
         self._worker = self._workers.worker()
         request = ("load", self._blank.name, self._source.text, self._source.helpers, self._earlier)
-        self._ask(request, time.monotonic() + _LOAD_LIMIT_S)
+        try:
+            self._ask(request, min(time.monotonic() + _LOAD_LIMIT_S, self._ends))
+        except AnswerFailed:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the worker."""
@@ -70,17 +79,23 @@ class RemoteAnswer:
     @contextlib.contextmanager
     def begin_check(self, limit_s: float = TIME_LIMIT_S) -> Iterator[None]:
         """Give the answer `limit_s` for one check, and no more than is left for the exercise."""
+        if time.monotonic() >= self._ends:
+            raise AnswerFailed("timeout", _TOO_LONG)
         self._deadline = min(time.monotonic() + limit_s, self._ends)
-        self._limit_s = limit_s
         if self._worker is None:
             self.load()
         yield
 
     def elsewhere(self, verb: str, args: tuple, kwargs: dict, *more: object) -> object:
         """What the answer gives for one call (see `worker.Served`). Raises AnswerFailed."""
-        return self._ask((verb, args, kwargs, *more), self._deadline)
+        result = self._ask((verb, args, kwargs, *more), self._deadline, show_printed=True)
+        if verb == "build" and type(result) is not int:
+            raise AnswerFailed("exception", _NO_REPLY)
+        if verb == "differentiate" and not _is_outputs_and_gradients(result):
+            raise AnswerFailed("exception", _NO_REPLY)
+        return result
 
-    def _ask(self, request: tuple, deadline: float) -> object:
+    def _ask(self, request: tuple, deadline: float, *, show_printed: bool = False) -> object:
         try:
             wire.send(self._worker.channel, request, deadline)
             reply = wire.receive(self._worker.channel, deadline)
@@ -88,25 +103,35 @@ class RemoteAnswer:
             why = self._worker.kill()
             self._worker = None
             raise _lost(error, why) from None
-        if isinstance(reply, dict) and list(reply) == ["ok"]:
+        if not isinstance(reply, dict) or not isinstance(reply.get("printed"), str):
+            raise AnswerFailed("exception", _NO_REPLY)
+        if show_printed and reply["printed"]:  # the run of a check collects it, as that of an answer in this process
+            print(clean_text(reply["printed"], PRINTED_LIMIT))
+        if "ok" in reply:
             return reply["ok"]
-        raise _failure(reply)
+        raise _failure(reply.get("failed"))
+
+
+def _is_outputs_and_gradients(result: object) -> bool:
+    if type(result) is not tuple or len(result) != 2 or not all(type(part) is tuple for part in result):
+        return False
+    outputs, gradients = result
+    return all(type(each) is Tensor for each in outputs) and all(
+        each is None or type(each) is Tensor for each in gradients
+    )
 
 
 def _lost(error: wire.WireError, why: str) -> AnswerFailed:
     if error.late:
-        return AnswerFailed(
-            "timeout", "It was stopped: it took too long. Is there an endless loop, or one per element?"
-        )
+        return AnswerFailed("timeout", _TOO_LONG)
     if why:
         return AnswerFailed("exception", f"Its process ended: {clean_text(why)}.")
     return AnswerFailed("exception", f"Its process ended or broke off ({error}).")
 
 
-def _failure(reply: object) -> AnswerFailed:
-    parts = reply.get("failed") if isinstance(reply, dict) else None
+def _failure(parts: object) -> AnswerFailed:
     if not (isinstance(parts, tuple) and len(parts) == 3 and all(isinstance(part, str) for part in parts)):
-        return AnswerFailed("exception", "Its process sent something that is no reply.")
+        return AnswerFailed("exception", _NO_REPLY)
     kind, sentence, where = parts
     kind = kind if kind in _KINDS else "exception"
     return AnswerFailed(kind, clean_text(sentence, 400), clean_text(where, 200))

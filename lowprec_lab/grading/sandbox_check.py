@@ -273,5 +273,5 @@ def _attempt(workers: object, topic: str, expression: str) -> Line:
         reply = {"failed": str(error)}
     finally:
         worker.kill()
-    fine = reply == {"ok": "refused"}
+    fine = reply.get("ok") == "refused"
     return Line(topic, fine, "an answer is refused it" if fine else f"an answer tried, and got: {reply}")

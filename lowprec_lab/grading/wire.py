@@ -13,15 +13,16 @@ import socket
 import struct
 import time
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lowprec_lab.formats import Format
 
 HEADER_LIMIT = 4 * 2**20
-RAW_LIMIT = 256 * 2**20
+RAW_LIMIT = 64 * 2**20
 _LENGTHS = struct.Struct("<IQ")
-_MOST_DIMENSIONS, _DEEPEST, _MOST_ITEMS = 16, 8, 10_000
+_MOST_DIMENSIONS, _DEEPEST, _MOST_ITEMS, _LONGEST_NAME = 16, 8, 10_000, 200
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -31,6 +32,10 @@ _DTYPES = {
     )
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_FORMAT_FIELDS = {
+    "name": str, "exponent_bits": int, "mantissa_bits": int, "bias": int, "specials": str, "signed": bool,
+    "subnormals": bool,
+}  # fmt: skip
 
 
 class WireError(Exception):
@@ -41,7 +46,11 @@ class WireError(Exception):
         self.late = late
 
 
-# --- data to JSON and bytes ---------------------------------------------------------------------------------------
+class Foreign:
+    """The base of what stands for a value that is no data: its class has the name that the value's class has there."""
+
+
+# --- data to JSON and bytes -------------------------------------------------------------------------------------------
 
 
 def pack(value: object) -> tuple[bytes, bytes]:
@@ -68,13 +77,18 @@ def _to_json(value: object, raw: list[bytes], size: list[int], depth: int) -> ob
     if kind is dict and all(type(key) is str for key in value):
         return {"dict": {key: _to_json(item, raw, size, depth + 1) for key, item in value.items()}}
     if kind is Format:
-        fields = ("name", "exponent_bits", "mantissa_bits", "bias", "specials", "signed", "subnormals")
-        return {"format": {name: getattr(value, name) for name in fields}}
+        return {"format": {name: getattr(value, name) for name in _FORMAT_FIELDS} | {"dtype": _dtype_name(value)}}
     if kind is torch.dtype:
         return {"dtype": _NAMES[value]} if value in _NAMES else _refuse(f"the dtype {value}")
     if kind is Tensor:
         return {"tensor": _tensor_to_json(value, raw, size)}
+    if isinstance(value, (Tensor, int, float, str, Format, np.generic, np.ndarray)):
+        return {"foreign": str(kind.__name__)[:_LONGEST_NAME]}
     return _refuse(f"{kind.__name__}")
+
+
+def _dtype_name(fmt: Format) -> str | None:
+    return _NAMES.get(fmt.torch_dtype)
 
 
 def _refuse(what: str):
@@ -82,11 +96,16 @@ def _refuse(what: str):
 
 
 def _tensor_to_json(value: Tensor, raw: list[bytes], size: list[int]) -> dict:
-    if value.dtype not in _NAMES or value.layout is not torch.strided or value.device.type != "cpu":
-        return {"elsewhere": [str(value.dtype), str(value.device), list(value.shape)[:_MOST_DIMENSIONS]]}
+    if value.layout is not torch.strided:
+        _refuse(f"a tensor of layout {str(value.layout).removeprefix('torch.')}")
+    if value.device.type != "cpu":
+        _refuse(f"a tensor on {value.device}")
+    if value.dtype not in _NAMES:
+        _refuse(f"a tensor of {str(value.dtype).removeprefix('torch.')}")
+    value = value.detach().resolve_conj().resolve_neg()
     # A transposed tensor stays transposed on the other side: strides may be what a check is about.
     order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
-    packed = value.detach().permute(order).contiguous()
+    packed = value.permute(order).contiguous()
     content = packed.reshape(-1).view(torch.uint8).numpy().tobytes() if packed.numel() else b""
     entry = {
         "dtype": _NAMES[value.dtype],
@@ -100,14 +119,14 @@ def _tensor_to_json(value: Tensor, raw: list[bytes], size: list[int]) -> dict:
     return entry
 
 
-# --- and back -------------------------------------------------------------------------------------------------------
+# --- and back ---------------------------------------------------------------------------------------------------------
 
 
 class _Raw:
     """The raw part, taken tensor by tensor in order: no byte twice, so a message holds no more than was sent."""
 
     def __init__(self, content: bytes) -> None:
-        self.content, self.taken = content, 0
+        self.content, self.taken = memoryview(content), 0
 
     def take(self, start: int, size: int) -> bytearray:
         if type(start) is not int or type(size) is not int or start != self.taken or size > len(self.content) - start:
@@ -146,7 +165,9 @@ def _from_json(value: object, raw: _Raw, depth: int) -> object:
     if kind == "dict":
         return {str(key): _from_json(item, raw, depth + 1) for key, item in content.items()}
     if kind == "format":
-        return Format(**content)
+        return _format_from_json(content)
+    if kind == "foreign":
+        return _foreign(content)
     if kind == "dtype":
         return _DTYPES[content]
     if kind == "tensor":
@@ -158,19 +179,38 @@ def _bad():
     raise WireError("a message that is no data")
 
 
+def _format_from_json(content: dict) -> Format:
+    given = dict(content)
+    dtype = given.pop("dtype")
+    if given.keys() != _FORMAT_FIELDS.keys():
+        _bad()
+    for name, kind in _FORMAT_FIELDS.items():
+        value = given[name]
+        if type(value) is not kind or (kind is int and abs(value) > 10_000) or (kind is str and len(value) > 1000):
+            _bad()
+    return Format(**given, torch_dtype=None if dtype is None else _DTYPES[dtype])
+
+
+def _foreign(name: str) -> Foreign:
+    if type(name) is not str or len(name) > _LONGEST_NAME or not name.isidentifier():
+        _bad()
+    return type(name, (Foreign,), {})()
+
+
 def _tensor_from_json(entry: dict, raw: _Raw) -> Tensor:
-    if "elsewhere" in entry:
-        dtype, device, shape = (str(part)[:60] for part in entry["elsewhere"])
-        raise WireError(f"a tensor that cannot be handed over ({dtype}, on {device}, of shape {shape})")
     dtype, shape, order = _DTYPES[entry["dtype"]], entry["shape"], entry["order"]
-    sizes_fit = type(shape) is list and len(shape) <= _MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
-    if not sizes_fit or sorted(order) != list(range(len(shape))):
+    for numbers in (shape, order):
+        if type(numbers) is not list or len(numbers) > _MOST_DIMENSIONS or any(type(n) is not int for n in numbers):
+            raise WireError("a tensor of an impossible shape")
+    if any(not 0 <= n < 2**63 for n in shape) or sorted(order) != list(range(len(shape))):
         raise WireError("a tensor of an impossible shape")
     if entry["size"] != math.prod(shape) * dtype.itemsize:
         raise WireError("a tensor whose bytes do not fit its shape")
     content = raw.take(entry["at"], entry["size"])
     stored = [shape[axis] for axis in order]
     flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    if dtype is torch.bool:
+        flat = flat.ne(0)  # a byte of another value is no bool, and torch computes nonsense with it
     return flat.view(dtype).reshape(stored).permute([order.index(axis) for axis in range(len(shape))])
 
 
@@ -201,21 +241,20 @@ def receive(channel: socket.socket, deadline: float | None = None) -> object:
     return unpack(header, _read(channel, raw_size, deadline))
 
 
-def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
-    parts: list[bytes] = []
-    while size:
+def _read(channel: socket.socket, size: int, deadline: float | None) -> bytearray:
+    content = bytearray()
+    while len(content) < size:
         try:
             _wait_no_longer_than(channel, deadline)
-            part = channel.recv(min(size, 2**20))
+            part = channel.recv(min(size - len(content), 2**20))
         except TimeoutError:
             raise WireError("no reply in time", late=True) from None
         except OSError:
             raise WireError("the other side is gone") from None
         if not part:
             raise WireError("the other side is gone")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        content += part  # it grows with what is sent, whatever length was announced
+    return content
 
 
 def _wait_no_longer_than(channel: socket.socket, deadline: float | None) -> None:

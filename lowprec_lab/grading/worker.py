@@ -6,6 +6,7 @@ value. Whatever it replies, right or forged, is only a result that the judge com
 
 from __future__ import annotations
 
+import io
 import socket
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from lowprec_lab.grading import wire
 from lowprec_lab.limits import quiet
 from lowprec_lab.sources import AnswerError, Source, load
 
+PRINTED_LIMIT = 2000
 _MOST_OBJECTS = 1000
 
 
@@ -59,7 +61,7 @@ def _finder(sources: dict[str, Source]) -> Callable[[str], Callable]:
 
         def call(*args: object, **kwargs: object) -> object:
             if name not in sources:
-                raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not there")
+                raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not among the answers")
             if not loaded:
                 loaded.append(load(sources[name], BLANKS[name], find, f"reference: {name}"))
             return loaded[0](*args, **kwargs)
@@ -70,27 +72,44 @@ def _finder(sources: dict[str, Source]) -> Callable[[str], Callable]:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer requests until the judge hangs up. A request is (verb, arguments...), a reply {"ok"} or {"failed"}."""
+    """Answer requests until the judge hangs up. A request is (verb, arguments...).
+
+    A reply is {"ok": result, "printed": text} or {"failed": (kind, sentence, where), "printed": text}.
+    """
     served = Served()
     verbs = {"load": served.load, "call": served.call, "differentiate": served.differentiate}
     verbs |= {"build": served.build, "method": served.method}
     while True:
         try:
             verb, *arguments = wire.receive(channel)
+            wire.send(channel, _reply(verbs[verb], arguments))
         except wire.WireError:
             return
-        wire.send(channel, _reply(verbs[verb], arguments))
 
 
 def _reply(verb: Callable, arguments: list) -> dict:
+    printed = io.StringIO()
     try:
-        with quiet():
+        with quiet() as printed:
             result = verb(*arguments)
         wire.pack(result)
+        reply = {"ok": result}
     except AnswerFailed as failure:
-        return {"failed": (failure.kind, failure.sentence, failure.where)}
+        reply = {"failed": (failure.kind, failure.sentence, failure.where)}
     except AnswerError as error:
-        return {"failed": ("unusable", str(error), "")}
+        reply = {"failed": ("unusable", str(error), "")}
     except TypeError as error:  # the result cannot be packed
-        return {"failed": ("type", f"It returned something that is no data: {error}.", "")}
-    return {"ok": result}
+        reply = {"failed": ("type", f"It returned something that is no data: {error}.", "")}
+    except MemoryError:
+        reply = {"failed": ("exception", "It needs more memory than a check may take.", "")}
+    except BaseException as error:  # a KeyboardInterrupt of the answer's own, and other classes that nobody catches
+        reply = {"failed": ("exception", f"It raised {type(error).__name__}", "")}
+    return reply | {"printed": _start_of(printed)}
+
+
+def _start_of(printed: io.StringIO) -> str:
+    try:
+        printed.seek(0)
+        return printed.read(PRINTED_LIMIT)
+    except Exception:  # the answer had it in its hands, as sys.stdout, and may have closed it
+        return ""
