@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import io
 import json
 import logging
@@ -76,45 +75,44 @@ class Writer:
                 found[match["student"]] = Path(folder)
         return found
 
-    def written(self, keys: dict[str, str]) -> set[str]:
-        """The students whose grades are in the gradebook already, from this submission and these verdicts' keys."""
+    def written(self, marks: dict[str, str]) -> set[str]:
+        """The students whose grades are in the gradebook already, each from what the mark stands for."""
         with self._gradebook() as gradebook:
             there = {submission.student_id for submission in gradebook.assignment_submissions(self.chapter)}
-        return {student for student, key in keys.items() if student in there and self._is_noted(student, key)}
+        return {student for student, mark in marks.items() if student in there and self._is_noted(student, mark)}
 
-    def _is_noted(self, student: str, key: str) -> bool:
+    def _is_noted(self, student: str, mark: str) -> bool:
         page = Path(self._format(self._course.autograded_directory, student), f"{self.chapter}.ipynb")
         try:
-            return page.is_file() and json.loads(self._note(student).read_text()) == self._record(student, key)
+            return page.is_file() and json.loads(self._note(student).read_text()) == {"mark": mark}
         except (OSError, ValueError):
             return False
 
     def _note(self, student: str) -> Path:
         return private_file(self.folder, "graded", self.chapter, student)
 
-    def _record(self, student: str, key: str) -> dict[str, str]:
-        folder = Path(self._format(self._course.submitted_directory, student))
-        return {"verdicts": key, "submission": digest_of(folder)}
-
-    def write(self, student: str, key: str) -> None:
+    def write(self, student: str, mark: str) -> None:
         """Have nbgrader grade one submission, over what it wrote of it before; manual scores and comments stay.
 
-        Raises NotWrittenError when only this one cannot be graded, and CourseError when none can.
+        mark: noted when that is done. Raises NotWrittenError when only this one cannot be graded, and CourseError when
+        none can.
         """
-        self._note(student).unlink(missing_ok=True)
+        try:
+            self._note(student).unlink(missing_ok=True)
+            self._autograde(student)
+            write_page(self._note(student), (json.dumps({"mark": mark}) + "\n").encode())
+        except OSError as problem:
+            raise cannot_write(self._note(student), problem) from None
+
+    def _autograde(self, student: str) -> None:
         self._course.assignment_id, self._course.student_id = self.chapter, glob.escape(student)
         converter = Autograde(coursedir=self._course, parent=self._app)
         converter.force = True
-        record = self._record(student, key)
         with _captured(self._app.log) as log:
             try:
                 converter.start()
             except (NbGraderException, SystemExit, OSError) as problem:
                 raise _explained(student, log.getvalue(), problem) from None
-        try:
-            write_page(self._note(student), (json.dumps(record) + "\n").encode())
-        except OSError as problem:
-            raise cannot_write(self._note(student), problem) from None
 
     def _format(self, step: str, student: str, escape: bool = False) -> str:
         return self._course.format_path(step, student, self.chapter, escape=escape)
@@ -139,17 +137,6 @@ def _no_assignment(chapter: str) -> str:
 def cannot_write(path: Path, problem: OSError) -> CourseError:
     """What to say when a file of the course cannot be written."""
     return CourseError(f"{path} could not be written: {problem.strerror or problem}. {_NOTHING_LOST}")
-
-
-def digest_of(folder: Path) -> str:
-    """A hash of all regular files in a submission, the time at which it was handed in among them."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(folder).as_posix()!r} {content}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
 
 
 def _explained(student: str, log: str, problem: BaseException) -> Exception:
