@@ -1,6 +1,6 @@
 """Where submissions are judged: workers of dask.distributed, each of which keeps one sandbox and judges many.
 
-A submission goes to a worker as bytes, and comes back as the verdicts' JSON. https://distributed.dask.org
+A submission's answers go to a worker as bytes, and come back as the verdicts' JSON. https://distributed.dask.org
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import dask
@@ -22,8 +22,10 @@ from tornado.util import TimeoutError as TornadoTimeoutError
 
 from lowprec_lab.graders.registry import load_graders
 from lowprec_lab.grading.course import CourseError, installed_release
+from lowprec_lab.grading.judge import judge_all
 from lowprec_lab.grading.processes import open_workers
 from lowprec_lab.grading.verdicts import grader_hash, to_json
+from lowprec_lab.sources import Source
 
 _CONNECT_S, _WORKERS_S = 15.0, 60.0
 # Nobody looks at these: no dashboard, no pages; and a task is given up when it killed two workers.
@@ -37,10 +39,10 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Job:
-    """One submission to judge: whose, and the notebook's bytes."""
+    """One submission to judge: whose, and its answers (see `packed`)."""
 
     student: str
-    page: bytes
+    answers: bytes
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Judged:
     job: Job
     verdicts: str = ""
     failure: str = ""
+
+
+def packed(answers: Mapping[str, Source]) -> bytes:
+    """Answers as JSON: {exercise: [source, helpers]}."""
+    return json.dumps({name: [source.text, source.helpers] for name, source in answers.items()}).encode()
 
 
 class Judge(WorkerPlugin):
@@ -69,18 +76,16 @@ class Judge(WorkerPlugin):
         self._open.close()
 
 
-def judge_submission(page: bytes, judge: str, chapter: str, seed: int, grader: str) -> str:
-    """Runs on a dask worker: the verdicts on a notebook, as JSON. judge: the name of the plugin there.
+def judge_answers(answers: bytes, judge: str, chapter: str, seed: int, grader: str) -> str:
+    """Runs on a dask worker: the verdicts on a submission's answers, as JSON. judge: the name of the plugin there.
 
     Raises RuntimeError on a worker that joined later, with another grader than the one of that hash.
     """
-    from lowprec_lab.grading.execute import judge_notebook
-
     if grader_hash() != grader:
         raise RuntimeError(f"the worker at {get_worker().address} has another version of lowprec_lab")
-    kept = get_worker().plugins[judge]
+    kept, sources = get_worker().plugins[judge], {name: Source(*each) for name, each in json.loads(answers).items()}
     with kept.lock:
-        return to_json(judge_notebook(json.loads(page), chapter, kept.workers, seed))
+        return to_json(judge_all(sources, chapter, kept.workers, seed=seed))
 
 
 class Judges:
@@ -91,7 +96,7 @@ class Judges:
 
     def judge(self, jobs: Iterable[Job], chapter: str, seed: int) -> Iterator[Judged]:
         """Judge submissions, many at once; they come back as they are done, in any order."""
-        task = functools.partial(judge_submission, judge=self._name, chapter=chapter, seed=seed, grader=grader_hash())
+        task = functools.partial(judge_answers, judge=self._name, chapter=chapter, seed=seed, grader=grader_hash())
         return spread(self._client, task, jobs)
 
 
@@ -199,7 +204,7 @@ def _open_sandboxes(client: Client, judge: Judge) -> None:
 
 
 def spread(client: Client, task: Callable[[bytes], str], jobs: Iterable[Job]) -> Iterator[Judged]:
-    """Run `task` on each job's page, on all workers of `client`; results come as they are done.
+    """Run `task` on each job's answers, on all workers of `client`; results come as they are done.
 
     A job during which a worker died is set aside and run again alone: only what kills its worker then is to blame.
     Raises CourseError when the connection to the scheduler is lost.
@@ -223,7 +228,7 @@ def _spread(client: Client, task: Callable[[bytes], str], jobs: Iterable[Job]) -
         # Two for each worker: one that it works on, and one that waits there. More would only sit in memory.
         wanted = 2 * max(len(client.nthreads()), 1)
         while len(running) < wanted and (job := next(waiting, None)) is not None:
-            future = client.submit(task, job.page, key=f"judge-{uuid.uuid4().hex}", retries=1)
+            future = client.submit(task, job.answers, key=f"judge-{uuid.uuid4().hex}", retries=1)
             running[future] = job
             finished.add(future)
         if not running:

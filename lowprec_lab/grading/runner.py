@@ -19,7 +19,7 @@ from tqdm import tqdm
 from lowprec_lab.chapters import find_chapter
 from lowprec_lab.graders.run import seed_number
 from lowprec_lab.grading.clean import clean_text
-from lowprec_lab.grading.cluster import Job, judges
+from lowprec_lab.grading.cluster import Job, judges, packed
 from lowprec_lab.grading.course import CourseError, require_release, seed_or_new
 from lowprec_lab.grading.repair import find_answers
 from lowprec_lab.grading.report import ClassReport, class_report
@@ -30,9 +30,9 @@ from lowprec_lab.grading.writer import NotWrittenError, Writer, cannot_write
 
 @dataclass(frozen=True)
 class _Paper:
-    """One submission: its folder, the key of its verdicts, and a hash of what its grade follows from."""
+    """One submission: its answers, the key of their verdicts, and a hash of all that its grade follows from."""
 
-    folder: Path
+    answers: bytes
     key: str
     mark: str
 
@@ -130,13 +130,14 @@ def _read_submissions(room: _Class) -> None:
     for student, folder in found.items():
         try:
             submission = read_submission(folder, room.chapter)
-            key = key_of(find_answers(submission.notebook, room.chapter), room.chapter, room.seed)
+            answers = find_answers(submission.notebook, room.chapter)
+            key = key_of(answers, room.chapter, room.seed)
         except Exception as problem:  # whatever was handed in, the others go on
             room.failed[student] = f"{type(problem).__name__}: {clean_text(problem)}"
             continue
         content = f"{key}\n{submission.timestamp}\n{nbformat.writes(submission.notebook)}"
         mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-        room.papers[student] = _Paper(folder, key, mark)
+        room.papers[student] = _Paper(packed(answers), key, mark)
         room.notes += [f"{clean_text(student)}: {note}" for note in submission.notes]
 
 
@@ -151,18 +152,13 @@ def _done_before(room: _Class) -> tuple[set[str], set[str]]:
     return written, kept
 
 
-def _job(room: _Class, student: str) -> Job:
-    page = nbformat.writes(read_submission(room.papers[student].folder, room.chapter).notebook)
-    return Job(student, page.encode("utf-8", "surrogatepass"))
-
-
 def _judged(room: _Class, kept: set[str], done: set[str], where: tuple, say: Callable[[str], None]) -> Iterator[str]:
     """The students whose verdicts are there: first those that were kept, then the others as they are judged."""
     yield from sorted(kept)
     missing = [student for student in room.papers if student not in done]
     if not missing:
         return
-    jobs = (_job(room, student) for student in missing)  # read when it is their turn: a class may be large
+    jobs = (Job(student, room.papers[student].answers) for student in missing)
     with judges(*where) as ready:
         for judged in ready.judge(jobs, room.chapter, room.seed):
             student = judged.job.student
