@@ -36,9 +36,9 @@ from lowprec_lab.grading.safe_markdown import (
     safe_png,
     text_as_markdown,
 )
+from lowprec_lab.grading.staging import NOTES
 from lowprec_lab.sources import HELPERS_MARK, Source, is_untouched
 
-NOTES = "lowprec_lab_notes"  # where staging leaves notes, in a page's metadata
 NOTES_HEADING = "For the instructor: what was put in order here before grading"
 AS_SUBMITTED = "As submitted, not re-run:"
 _MOST_CELLS, _MOST_CELL, _MOST_PAGE, _MOST_NOTES = 2_000, 200_000, 2_000_000, 30

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,10 +31,10 @@ from lowprec_lab.authoring import KERNEL, write_page
 from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.grading.clean import clean_text
 from lowprec_lab.grading.course import RECORD
-from lowprec_lab.grading.repair import NOTES, well_formed
 
 STAGED = os.path.join(".lowprec", "staged")
 TIMESTAMP = "timestamp.txt"
+NOTES = "lowprec_lab_notes"  # in the metadata of a staged page: what `repair` tells the instructor
 LARGEST_PAGE = 32 * 2**20
 _LARGEST_TIMESTAMP, _MOST_FILES = 200, 1_000
 
@@ -56,7 +57,7 @@ def read_submission(folder: Path | str, chapter: str) -> Submission:
 
     Raises OSError only where the folder itself cannot be listed.
     """
-    folder, found = Path(folder), Submission(well_formed({}, []))
+    folder, found = Path(folder), Submission(_well_formed({}, []))
     page = _choose_page(folder, chapter, found.notes)
     if page is not None:
         found.notebook = _read_page(page, found.notes)
@@ -70,6 +71,9 @@ def read_submission(folder: Path | str, chapter: str) -> Submission:
 
 def _choose_page(folder: Path, chapter: str, notes: list[str]) -> Path | None:
     """The page to grade: the one with the right name, else the newest with a name like it, else the only one."""
+    if folder.is_symlink() or folder.parent.is_symlink():  # to another student's, for one
+        notes.append("What was handed in is a link to another folder. Nothing could be graded.")
+        return None
     names = sorted(entry.name for entry in _some_entries(folder) if entry.name.lower().endswith(".ipynb"))
     wanted = f"{chapter}.ipynb"
     if wanted in names:
@@ -134,7 +138,14 @@ def _read_page(path: Path, notes: list[str]) -> NotebookNode:
         return _as_version_4(_parse(content), notes)
     except _CannotReadError as problem:
         notes.append(f"{name} {problem}. Nothing could be graded; the file itself is as it was handed in.")
-    return well_formed({}, notes)
+    return _well_formed({}, notes)
+
+
+def _well_formed(notebook: Mapping, notes: list[str]) -> NotebookNode:
+    # Imported here: each nbgrader command reads the course's settings, and few of them need torch.
+    from lowprec_lab.grading.repair import well_formed
+
+    return well_formed(notebook, notes)
 
 
 class _CannotReadError(Exception):
@@ -150,14 +161,16 @@ def _read_file(path: Path, most: int) -> bytes:
         raise _CannotReadError(
             "is a link to another file" if link else f"cannot be opened ({problem.strerror})"
         ) from None
-    with os.fdopen(handle, "rb") as file:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, handle)
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
             raise _CannotReadError("is no file that can be read")
         if about.st_nlink > 1 and about.st_uid != os.getuid():
             raise _CannotReadError("is another name of a file of somebody else")
         try:
-            content = file.read(most + 1)
+            with open(handle, "rb", closefd=False) as file:
+                content = file.read(most + 1)
         except OSError as problem:
             raise _CannotReadError(f"cannot be read ({problem.strerror})") from None
     if len(content) > most:
@@ -194,7 +207,7 @@ def _as_version_4(data: object, notes: list[str]) -> NotebookNode:
             ) from None
     if not isinstance(data.get("cells"), list):
         raise _CannotReadError("is no notebook: it has no cells")
-    return well_formed(data, notes)
+    return _well_formed(data, notes)
 
 
 # --- when -----------------------------------------------------------------------------------------------------------
