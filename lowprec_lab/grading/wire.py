@@ -202,7 +202,8 @@ def _tensor_from_json(entry: dict, raw: _Raw) -> Tensor:
     for numbers in (shape, order):
         if type(numbers) is not list or len(numbers) > _MOST_DIMENSIONS or any(type(n) is not int for n in numbers):
             raise WireError("a tensor of an impossible shape")
-    if any(not 0 <= n < 2**63 for n in shape) or sorted(order) != list(range(len(shape))):
+    too_large = math.prod(max(n, 1) for n in shape) >= 2**48  # of no elements, too: torch multiplies such numbers
+    if any(n < 0 for n in shape) or too_large or sorted(order) != list(range(len(shape))):
         raise WireError("a tensor of an impossible shape")
     if entry["size"] != math.prod(shape) * dtype.itemsize:
         raise WireError("a tensor whose bytes do not fit its shape")
