@@ -65,6 +65,8 @@ def round_by_definition(real: Fraction, fmt: Format, mode: str) -> int:
     magnitude = nearest.sign_bit(fmt) - 1 if fmt.signed else -1
     if mode == "nearest_away":
         return max(nearest_ones, key=lambda code: (abs(exact[code]), has_sign_of(code, real, fmt)))
+    if not fmt.mantissa_bits and all(exact[code] for code in nearest_ones):
+        return max(nearest_ones, key=lambda code: (abs(exact[code]), has_sign_of(code, real, fmt)))
     return min(nearest_ones, key=lambda code: (code & magnitude & 1, not has_sign_of(code, real, fmt)))
 
 
@@ -134,7 +136,7 @@ EDGES = [
     ("65536", FP16, "nearest_even", "to_special", math.inf),
     ("65519.999", FP16, "nearest_even", "to_special", 65504.0),
     ("65520", FP16, "nearest_even", "to_special", math.inf),
-    ("3", E8M0, "nearest_even", "saturate", 2.0),
+    ("3", E8M0, "nearest_even", "saturate", 4.0),  # no mantissa bit to be even: the larger one
     ("1.5", E8M0, "nearest_even", "saturate", 2.0),
     ("0", E8M0, "up", "saturate", 2.0**-127),
     ("-1", E8M0, "nearest_even", "saturate", math.nan),

@@ -383,7 +383,9 @@ function roundedPosition(real, table, mode, negative) {
   const twice = finite(false, real.num * 2n, real.den);
   const side = compareMagnitudes(twice, add({ ...lower, negative: false }, { ...upper, negative: false }));
   if (side !== 0) return side < 0 ? below : above;
-  return mode === "nearest_even" && table.codeAt(below) % 2 === 0 ? below : above;
+  // Without mantissa bits the last digit is the hidden 1, odd on both sides: IEEE 754-2019 4.3.1 gives the larger one.
+  const even = table.fmt.mantissa_bits > 0 ? table.codeAt(below) % 2 === 0 : lower.num === 0n;
+  return mode === "nearest_even" && even ? below : above;
 }
 
 function positionBelow(real, table) {

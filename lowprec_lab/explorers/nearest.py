@@ -122,7 +122,16 @@ def _position(
     upper = lower + spacing(fmt, largest_finite_code(fmt)) if above is None else Fraction(value(order[above]))
     if 2 * size != lower + upper:
         return below if 2 * size < lower + upper else above
-    return below if mode == "nearest_even" and order[below] % 2 == 0 else above
+    return below if mode == "nearest_even" and _is_even(order[below], fmt, lower) else above
+
+
+def _is_even(code: int, fmt: Format, magnitude: Fraction) -> bool:
+    """Whether the last digit of a value's significand is even.
+
+    Without mantissa bits it is the hidden 1, odd in both neighbours: IEEE 754-2019 section 4.3.1 then gives a tie to
+    the larger one.
+    """
+    return code % 2 == 0 if fmt.mantissa_bits else magnitude == 0
 
 
 def _last_not_above(size: Fraction, order: Sequence[int], value: Callable[[int], float]) -> int:
