@@ -97,7 +97,18 @@ class ClassReport:
             mean = f"{each.mean_points:.2f} of {each.max_points:g}"
             counts = (f"{each.passed} of {each.graded}", str(each.missed), str(each.unwritten))
             rows.append((each.exercise, each.name, *counts, mean, commonest))
-        return "\n".join(_columns(rows))
+        return "\n".join([*_columns(rows), *self._most_missed()])
+
+    def _most_missed(self) -> list[str]:
+        """A line for each of the three exercises that most people miss, with the commonest misconception's sentence."""
+        worst = sorted((each for each in self.exercises if each.missed), key=lambda each: -each.missed)[:3]
+        lines = []
+        for each in worst:
+            sentence = f" {each.misconceptions[0][1]}" if each.misconceptions else ""
+            lines.append(f"Most people miss {each.name} ({each.missed} of {each.graded}).{sentence}")
+        return [
+            line if number == 0 else line.replace("Most people miss", "Then", 1) for number, line in enumerate(lines)
+        ]
 
     def _failed_text(self) -> str:
         return "\n".join(f"not graded: {clean_text(student)}: {why}" for student, why in sorted(self.failed.items()))
@@ -278,6 +289,7 @@ def _draw_exercises(axes: object, report: ClassReport) -> None:
             axes.text(1.02 * most, place, text, va="center", fontsize=7.5, color=_MISSED)
     axes.set_yticks(range(len(rows)), [f"{each.exercise} {each.name}" for each in rows])
     axes.set_xlim(0, 1.9 * most)
+    axes.set_xticks(sorted({0, round(most / 2), most}))
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("answers: pass, missed, not written; beside them the commonest misconception")

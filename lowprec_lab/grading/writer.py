@@ -23,10 +23,13 @@ from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.apps import AutogradeApp
 from nbgrader.converters import Autograde
 from nbgrader.converters.base import NbGraderException
+from nbgrader.preprocessors import Execute
+from traitlets import import_item
 
 from lowprec_lab.authoring import write_page
 from lowprec_lab.grading.clean import clean_text
 from lowprec_lab.grading.course import CONFIG, CourseError
+from lowprec_lab.grading.execute import JudgeExecute
 from lowprec_lab.grading.verdicts import private_file
 
 _SQLITE = "sqlite:///"
@@ -56,6 +59,7 @@ class Writer:
         self.folder, self.chapter = folder, chapter
         self._app = _nbgrader_in(folder)
         self._course = self._app.coursedir
+        self._require_judge()
         require_gradebook(self._course.db_url, chapter)
         self._require_assignment()
 
@@ -119,6 +123,17 @@ class Writer:
 
     def _gradebook(self) -> Gradebook:
         return Gradebook(self._course.db_url, self._course.course_id)
+
+    def _require_judge(self) -> None:
+        """Raise CourseError where nbgrader would run submissions itself, with the instructor's rights."""
+        listed = Autograde(coursedir=self._course, parent=self._app).autograde_preprocessors
+        classes = [import_item(each) if isinstance(each, str) else each for each in listed]
+        if not any(issubclass(each, JudgeExecute) for each in classes) or any(issubclass(e, Execute) for e in classes):
+            raise CourseError(
+                f"{self.folder / CONFIG} has nbgrader run submissions itself, with your rights. Put "
+                "lowprec_lab.grading.execute.JudgeExecute in Execute's place in c.Autograde.autograde_preprocessors, "
+                "or move the file away and run `lowprec-lab course init` again"
+            )
 
     def _require_assignment(self) -> None:
         with self._gradebook() as gradebook:
