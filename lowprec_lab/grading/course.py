@@ -27,7 +27,7 @@ import os
 import sys
 from pathlib import Path
 
-from lowprec_lab.grading.feedback import TEMPLATES
+from lowprec_lab.grading.feedback import template_folders
 from lowprec_lab.grading.staging import use_staged_submissions
 
 HERE = Path(__file__).resolve().parent
@@ -70,8 +70,7 @@ c.Autograde.autograde_preprocessors = [
 ]
 
 # Feedback and the form grader load nothing from afar.
-c.GenerateFeedback.exporter_class = "lowprec_lab.grading.feedback.FeedbackExporter"
-c.HTMLExporter.extra_template_paths = [str(TEMPLATES / "formgrade")]
+c.HTMLExporter.extra_template_basedirs = template_folders()
 
 # nbgrader calls `alembic`, which is beside this Python, in an environment that need not be activated.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

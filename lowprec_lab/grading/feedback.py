@@ -1,19 +1,18 @@
-"""Feedback as a page that loads nothing from anywhere: no script, no MathJax, no font."""
+"""Where nbgrader finds its pages' templates: the course's first, so that feedback and form grader load no script afar.
+
+nbgrader takes each template from a folder of its name (`feedback`, `formgrade`) in the first place that has it; the
+course's folders have the one file that matters, nbconvert's macro that loads MathJax.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import FileSystemLoader
-from nbconvert.exporters import HTMLExporter
-from traitlets import default
-
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-class FeedbackExporter(HTMLExporter):
-    """nbgrader's feedback page, with the course's macro in the place of nbconvert's, which loads MathJax."""
+def template_folders() -> list[str]:
+    """For `c.HTMLExporter.extra_template_basedirs`: the course's templates, then nbgrader's."""
+    import nbgrader
 
-    @default("extra_loaders")
-    def _extra_loaders_default(self) -> list[FileSystemLoader]:
-        return [FileSystemLoader(TEMPLATES / "feedback")]
+    return [str(TEMPLATES), str(Path(nbgrader.__file__).parent / "server_extensions" / "formgrader" / "templates")]

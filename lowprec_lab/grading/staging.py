@@ -6,8 +6,9 @@ own for each submission, `<course>/.lowprec/staged/<student>/<chapter>/`, with o
 was handed in.
 
 nbgrader has no setting for the folder that autograde reads alone: `use_staged_submissions`, called by a course's
-nbgrader_config.py, puts staging before two methods of its Autograde. The command, the form grader's button and the
-class runner all use that class. A course of somebody else in the same process is left alone.
+nbgrader_config.py, puts staging in front of its Autograde, which the command, the form grader's button and the class
+runner all use; and where nbgrader asks when something was handed in, it gets an answer whatever timestamp.txt holds. A
+course of somebody else in the same process is left alone.
 """
 
 from __future__ import annotations
@@ -245,13 +246,16 @@ def stage(folder: Path, chapter: str, staged: Path) -> Submission:
 
 
 def use_staged_submissions() -> None:
-    """Make nbgrader's Autograde, in this process, stage what it grades in courses of this package."""
+    """Make nbgrader, in this process, grade staged submissions in courses of this package. Calling it again is fine."""
+    from nbgrader.apps.api import NbGraderAPI
     from nbgrader.converters import Autograde
+    from nbgrader.coursedir import CourseDirectory
 
     if getattr(Autograde, "_lowprec_lab_stages", False):
         return
     Autograde._lowprec_lab_stages = True
     stock_input, stock_init = Autograde._input_directory.fget, Autograde.init_notebooks
+    stock_time, stock_submitted = CourseDirectory.get_existing_timestamp, NbGraderAPI.get_submitted_timestamp
 
     def input_directory(self) -> str:
         return STAGED if self._sanitizing and _is_ours(self.coursedir) else stock_input(self)
@@ -261,8 +265,26 @@ def use_staged_submissions() -> None:
             _stage_all(self)
         stock_init(self)
 
+    def get_existing_timestamp(self, dest_path: str) -> datetime | None:
+        return _time_of(Path(dest_path)) if _is_ours(self) else stock_time(self, dest_path)
+
+    def get_submitted_timestamp(self, assignment_id: str, student_id: str) -> datetime | None:
+        if not _is_ours(self.coursedir):
+            return stock_submitted(self, assignment_id, student_id)
+        submitted = self.coursedir.submitted_directory
+        return _time_of(Path(self.coursedir.format_path(submitted, student_id, assignment_id)))
+
     Autograde._input_directory = property(input_directory)
     Autograde.init_notebooks = init_notebooks
+    CourseDirectory.get_existing_timestamp = get_existing_timestamp
+    NbGraderAPI.get_submitted_timestamp = get_submitted_timestamp
+
+
+def _time_of(folder: Path) -> datetime | None:
+    from nbgrader.utils import parse_utc
+
+    text = _read_timestamp(folder / TIMESTAMP, [])
+    return parse_utc(text) if text else None
 
 
 def _is_ours(course) -> bool:
