@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sandboxes import open_sandbox
 
 from lowprec_lab import blanks, chapters
 from lowprec_lab.bench.other_answers import other_answers
@@ -22,7 +23,6 @@ from lowprec_lab.grading import judge as judge_module
 from lowprec_lab.grading import wire
 from lowprec_lab.grading.judge import RemoteAnswer, judge, judge_all
 from lowprec_lab.grading.processes import PlainProcesses
-from lowprec_lab.grading.sandbox import Sandbox
 from lowprec_lab.sources import Source, load, reference, reference_source
 from lowprec_lab.terminal import judge_source
 
@@ -31,14 +31,10 @@ PACKAGE = Path(blanks.__file__).parent
 WRONG = [wrong for blank in in_order() for wrong in MISCONCEPTIONS[blank.name]]
 OTHERS = other_answers()
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or shutil.which("bwrap") is None, reason="needs Linux with bubblewrap"
-)
-
 
 @pytest.fixture(scope="module")
 def workers():
-    with Sandbox() as sandbox:
+    with open_sandbox() as sandbox:
         yield sandbox
 
 
@@ -400,7 +396,7 @@ def invented_package(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def invented_workers(invented_package):
-    with Sandbox(package=invented_package) as sandbox:
+    with open_sandbox(package=invented_package) as sandbox:
         yield sandbox
 
 
