@@ -227,3 +227,107 @@ def round_to(x, fmt, mode="nearest_even", overflow="saturate"):
 
 # %%
 check(round_to)
+
+# %% [markdown]
+# **Predict first:** the mean of many numbers between 0.9 and 1.1, each rounded to E4M3. Which modes get the mean right? Which ones are off, and by how much of a step? (Between 1 and 2 a step is 0.125, below 1 it is half of that.)
+
+# %%
+numbers = 0.9 + 0.2 * torch.rand(100_000, generator=torch.Generator().manual_seed(3))
+for mode in MODES:
+    drift = round_to(numbers, E4M3, mode).double().mean() - numbers.double().mean()
+    print(f"{mode:13} the mean is off by {float(drift):+.4f}")
+
+# %% [markdown]
+# **The same inputs in the libraries that are installed here.** Every row is a case that somebody got wrong in public.
+
+# %%
+casts([464.0, 464.00003, 1e6, math.inf, math.nan, -0.0, 2**-10, 1.0625, 1.8131605, 4.25, 0.000538887, 1.0625001], E4M3)
+
+# %% [markdown]
+# Where two libraries differ, ask what their *policy* is. torch 2.13 saturates E4M3 and sends E5M2 to infinity; earlier versions gave NaN for both kinds of E4M3 overflow. You cannot see that in the code that calls the cast. That is why your function
+# has two more arguments.
+#
+# ### Exercise 2.4 · `encode` · 30 min · medium · 3 points
+#
+# A rounded value is still a float32. To store it in 8 bits you need its code: the way back from `decode`.
+#
+# | | |
+# |---|---|
+# | in | as `round_to` |
+# | out | int32 codes: `decode(encode(x, fmt, ...), fmt)` is `round_to(x, fmt, ...)`, bit for bit |
+# | mind | one code for NaN: in ieee formats sign 0 and only the top mantissa bit set; in fn all ones with sign 0; in fnuz the code of -0. A NaN in a "finite" format is a `ValueError` |
+#
+# By hand, E4M3, x = -1.1: rounded it is -1.125, that is 9 steps of 2^-3 in the binade of 2^0, whose exponent field is 7. The magnitude's code counts steps from 0 up: 7 * 8 + (9 - 8) = 57, or `0x39`. With the sign bit it is `0xB9`.
+#
+# <details><summary>A nudge</summary>For positive numbers the codes run in the order of the values, without a gap. Within a binade, what is code minus steps?</details>
+# <details><summary>An approach</summary>Round first. Take the exponent e of the rounded magnitude, no smaller than that of the smallest normal value. Its exponent field is e + bias, and steps = magnitude / 2^(e - m) is a whole number from 2^m to 2^(m + 1) - 1, or less
+# for subnormals. Both cases are one formula: (e + bias) * 2^m + steps - 2^m. Then the sign, then infinity and NaN.</details>
+
+
+# %%
+@fill
+def encode(x, fmt, mode="nearest_even", overflow="saturate"):
+    ### BEGIN SOLUTION
+    rounded = round_to(x, fmt, mode, overflow)
+    if fmt.specials == "finite" and bool(rounded.isnan().any()):
+        raise ValueError(f"{fmt.name} has no code for NaN: replace NaNs before you encode")
+    finite = torch.where(rounded.isfinite(), rounded, 1.0).double().abs()
+    exponent = torch.frexp(finite.clamp(min=min_normal(fmt))).exponent - 1
+    one = 2**fmt.mantissa_bits
+    steps = torch.ldexp(finite, (fmt.mantissa_bits - exponent).double()).to(torch.int64)
+    codes = (exponent.to(torch.int64) + fmt.bias) * one + steps - one
+    top = (2**fmt.exponent_bits - 1) * one
+    codes = torch.where(rounded.isinf(), top, codes)
+    if fmt.signed:
+        codes = codes + rounded.signbit() * 2 ** (fmt.width - 1)
+    nan = {"ieee": top + one // 2, "fn": top + one - 1, "fnuz": 2 ** (fmt.width - 1), "finite": 0}[fmt.specials]
+    return torch.where(rounded.isnan(), nan, codes).to(torch.int32)
+    ### END SOLUTION
+
+
+# %%
+check(encode)
+
+# %% [markdown]
+# ---
+# ## Rounding at random
+#
+# ### Exercise 2.5 · `round_stochastic` · 30 min · medium · 3 points
+#
+# A weight of 1.0 in BF16 and an update of 0.001: to nearest, the sum is 1.0, today and after a thousand updates. If instead the sum goes up in one case out of eight, because 0.001 is about an eighth of a step, then a thousand updates arrive *on average*. That is
+# stochastic rounding: up with a probability equal to how far up you already are.
+#
+# The noise is an argument. So your function has no state, and it can be checked exactly: over all possible noises the mean is x.
+#
+# | | |
+# |---|---|
+# | in | `x`: float32 tensor; `fmt`; `noise`: float32 tensor of the same shape, multiples of 2^-23 in [0, 1); `overflow` |
+# | out | float32 tensor: with neighbours lo <= abs(x) < hi, hi exactly when noise < (abs(x) - lo) / (hi - lo), else lo; with the sign of x |
+# | mind | values of the format never move; subnormals are as fair as all others; overflow is decided last |
+#
+# By hand, E4M3, x = 1.03125: lo is 1, hi is 1.125, and x is a quarter of the way. Noise 0.24 gives 1.125, noise 0.25 gives 1.0.
+#
+# There are two ways to use the noise, and both are fair: compare it with the fraction, or add it and cut. They disagree for half of all noises, so the contract fixes the first. Adding has a trap as well: in float32, 15 + (1 - 2^-24) is 16.
+#
+# <details><summary>A nudge</summary>In steps again: the floor, and what is left over. What is compared with what?</details>
+# <details><summary>An approach</summary>As <code>round_to</code> with the mode replaced by <code>rest > noise</code>, in float64, where nothing is lost. The edges are the same. If you moved them into a helper, both functions can use it.</details>
+
+
+# %%
+@fill
+def round_stochastic(x, fmt, noise, overflow="saturate"):
+    ### BEGIN SOLUTION
+    step, magnitude = ulp(x, fmt), x.double().abs()
+    steps = magnitude / step
+    below = steps.floor()
+    chosen = (below + (noise.double() < steps - below)) * step
+    # A value of the format, or the one that would follow the largest: rounding it to nearest moves nothing, and settles
+    # overflow, special values, signs and formats without zero.
+    chosen = torch.copysign(torch.where(x.isfinite(), chosen, magnitude), x.double()).float()
+    rounded = round_to(chosen, fmt, "nearest_even", overflow)
+    return rounded if fmt.signed else torch.where(x < 0, math.nan, rounded)
+    ### END SOLUTION
+
+
+# %%
+check(round_stochastic)
