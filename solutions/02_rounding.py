@@ -331,3 +331,217 @@ def round_stochastic(x, fmt, noise, overflow="saturate"):
 
 # %%
 check(round_stochastic)
+
+# %% [markdown]
+# **Predict first:** 42.5 in E5M2 lies between 40 and 48. To nearest it is 40, every time. What is the mean of ten thousand stochastic roundings? (The number is the example of [RFC-0030](https://github.com/pytorch/rfcs/pull/51), which left stochastic rounding open.)
+
+# %%
+noise = torch.randint(0, 2**23, (10_000,), generator=torch.Generator().manual_seed(4)) / 2**23
+rounded = round_stochastic(torch.full((10_000,), 42.5), E5M2, noise)
+print("values that occur:", sorted(set(rounded.tolist())), "  mean:", float(rounded.mean()))
+
+# %% [markdown]
+# ---
+# ## Rounding twice
+#
+# ### Exercise 2.6 · `double_rounding_victims` · 20 min · medium · 2 points
+#
+# A tensor is in BF16, because that is what the layer gives, and then it is cast to E4M3. It was rounded twice. Once in a while the first rounding moves a number exactly onto a tie, and the second one then goes the wrong way. Find every float32 to which that happens.
+#
+# | | |
+# |---|---|
+# | in | `via`, `fmt`: Formats; `lo`, `hi`: floats, 0 < lo < hi |
+# | out | float32 tensor of one dimension, ascending: every float32 in [lo, hi) for which rounding to `via` first changes what `fmt` makes of it |
+# | mind | *every* float32: walk through the codes, not through a grid. Both roundings are `nearest_even`, `saturate` |
+#
+# By hand: 1.0625001 is just above the tie between 1.0 and 1.125 of E4M3, so it becomes 1.125. BF16 has no room for the last digit: it makes 1.0625 of it, which is the tie, and that goes to the even neighbour, 1.0. A victim.
+#
+# <details><summary>A nudge</summary>In chapter 01 the codes of positive float32 ran in order without a gap. How do you get all numbers between two of them?</details>
+# <details><summary>An approach</summary><code>torch.arange</code> from the code of <code>lo</code> to the code of <code>hi</code>, as int32, viewed as float32. Round both ways, compare, select. Take the codes of lo and hi from float32 tensors: a Python float may lie between two of them.</details>
+
+
+# %%
+@fill
+def double_rounding_victims(via, fmt, lo, hi):
+    ### BEGIN SOLUTION
+    ends = torch.tensor([lo, hi], dtype=torch.float64)
+    near = ends.float()
+    above = torch.nextafter(near, torch.tensor(math.inf))
+    first, last = bit_pattern(torch.where(near.double() < ends, above, near)).tolist()  # the first float32 not below
+    x = torch.arange(first, last, dtype=torch.int32).view(torch.float32)
+    return x[round_to(round_to(x, via), fmt) != round_to(x, fmt)]
+    ### END SOLUTION
+
+
+# %%
+check(double_rounding_victims)
+
+# %% [markdown]
+# **Predict first:** which share of all float32 between 1 and 1.125 changes in E4M3, when it goes through BF16 first? Through FP16?
+
+# %%
+count = int(bit_pattern(torch.tensor([1.125])) - bit_pattern(torch.tensor([1.0])))
+for via in (BF16, FP16):
+    for fmt in (E4M3, E5M2):
+        victims = double_rounding_victims(via, fmt, 1.0, 1.125 if fmt is E4M3 else 1.25)
+        share = len(victims) / (count if fmt is E4M3 else 2 * count)
+        example = f"for example {victims[0].item():.9g}" if len(victims) else ""
+        print(f"{fmt.name:14} via {via.name:9} {share:8.3%}   {example}")
+
+# %% [markdown]
+# Three numbers in a hundred, one step each. It is not a disaster, but it is not what you asked for, and a comparison bit for bit finds it at once. The cure is to round once, from the widest value you have.
+#
+# ---
+# ## As fast as memory
+#
+# ### Exercise 2.7 · `fast_round_to` · 40 min · hard · 3 points
+#
+# `round_to` is right, and slow: it walks through memory some thirty times. A rounder that sits in every layer of a training run has to read each number once and write it once. `torch.compile` can fuse a chain of element-wise operations into one such pass, if you give it nothing that stops it: no Python branch on a value,
+# no selection by a mask, and no pair of casts to 16 bits and back, which it would delete.
+#
+# So work on the bits, as in 2.2: half a step less one, plus the kept bit, then cut; this time 23 - m bits of a float32 instead of 16. For subnormals the step is a fixed one, and there is a famous trick: add a large power of two whose last bit is worth exactly one step, and subtract it again. The addition rounds for you, to nearest, ties to even.
+#
+# | | |
+# |---|---|
+# | in | `x`: float32 tensor; `fmt`: with a sign, a zero, 2 to 8 exponent bits and at most 22 mantissa bits; `out`: a float32 tensor to write into, or None |
+# | out | `out`, or a new float32 tensor: bit for bit `round_to(x, fmt)` |
+# | mind | one graph, element-wise; NaN stays NaN; infinity saturates; a tie in a format without mantissa bits goes up (neither neighbour is even) |
+#
+# By hand, E4M3, x = 0.005: subnormal, 2.56 steps of 2^-9. Between 2^14 and 2^15 the steps of float32 are 2^-9 as well. So 16384 + 0.005 is rounded to 16384.005859375, three steps above 16384; subtract 16384, and 0.005859375 is left, which is what E4M3 makes
+# of 0.005.
+#
+# <details><summary>A nudge</summary>Which power of two has a last float32 bit that is worth the format's smallest step, 2^(1 - bias - m)?</details>
+# <details><summary>An approach</summary>Three parts: normal numbers by integers on the magnitude's bits; subnormal ones by adding and subtracting 2^(1 - bias - m + 23); <code>torch.where</code> chooses by comparing with <code>min_normal(fmt)</code>. Then the largest value as an upper limit, NaN, and the sign.</details>
+
+
+# %%
+@fill
+def fast_round_to(x, fmt, out=None):
+    ### BEGIN SOLUTION
+    lost = 23 - fmt.mantissa_bits
+    magnitude = x.view(torch.int32) & 0x7FFFFFFF
+    odd = (magnitude >> lost) & 1 if fmt.mantissa_bits else 1  # without mantissa bits a tie goes to the larger one
+    normal = ((magnitude + (2 ** (lost - 1) - 1) + odd) >> lost << lost).view(torch.float32)
+    magic = 2.0 ** (1 - fmt.bias + lost)  # its last bit is worth one step of the subnormals: adding it rounds
+    size = magnitude.view(torch.float32)
+    subnormal = (size + magic) - magic
+    rounded = torch.where(size < min_normal(fmt), subnormal, normal).clamp(max=max_finite(fmt))
+    rounded = torch.copysign(torch.where(x.isnan(), x, rounded), x)
+    if fmt.specials == "fnuz":
+        rounded = torch.where(rounded == 0, 0.0, rounded)  # there is no -0
+    return rounded if out is None else out.copy_(rounded)
+    ### END SOLUTION
+
+
+# %%
+check(fast_round_to)
+
+# %% [markdown]
+# ### The proof
+#
+# There are 4,294,967,296 float32 numbers. That is not many. The next cell rounds **all of them** to E4M3 with your `fast_round_to`, compiled, and compares every single one with the exact oracle. (It takes up to half a minute. You may interrupt it; run again, it goes on where it stopped.)
+
+# %%
+prove(E4M3)
+
+# %% [markdown]
+# That was no test. A test tries some inputs. There is no input left on which your function could be wrong.
+#
+# ---
+# ## Read the real code
+#
+# This is how torch makes an E4M3 of a float32. Look for the two things that you have written yourself: the rounding bias with its odd bit, and the addition of a magic number.
+
+# %%
+RELEASE = "https://github.com/pytorch/pytorch/blob/v2.13.0/"
+print(installed_lines("torch", "headeronly/util/Float8_e4m3fn.h", "uint8_t fp8e4m3fn_from_fp32_value", after=72, link=RELEASE + "torch/headeronly/util/Float8_e4m3fn.h"))
+
+# %% [markdown]
+# **2.A** `denorm_mask` is `141 << 23`: the bits of a float32. Which number is that, written as a power of two? Give the exponent.
+
+# %%
+question(
+    "2.A",
+    ### BEGIN SOLUTION
+    14,
+    ### END SOLUTION
+)
+
+# %% [markdown]
+# **2.B** The line with `fp8_max` compares with the bits of 480, although the largest value is 448. 464.00003 is below 480: by which later line does torch 2.13 still make 448 of it? Give the number in that line's `if` that the code is compared with.
+
+# %%
+question(
+    "2.B",
+    ### BEGIN SOLUTION
+    0x7F,
+    ### END SOLUTION
+)
+
+# %% [markdown]
+# Earlier versions of torch had NaN where this one has 448, both there and above 480. Code that relied on either had to change, and a checkpoint quantized by one version need not be the same bytes as one quantized by another. That brings us to the last exercise.
+#
+# ---
+# ## Break it
+#
+# ### Exercise 2.8 · `cast_saturating` · 15 min · easy · 2 points
+#
+# A model worked, then somebody upgraded torch, and now activations are NaN; or the other way round. The reports are public: [ao#1912](https://github.com/pytorch/ao/issues/1912), [ao#4364](https://github.com/pytorch/ao/issues/4364), [ml_dtypes#260](https://github.com/jax-ml/ml_dtypes/issues/260). The line is always the same:
+
+# %%
+for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+    print(f"torch {torch.__version__}   {dtype}   {torch.tensor([1e6, math.inf]).to(dtype).float().tolist()}")
+
+# %% [markdown]
+# One line, four dtypes, more than one policy; and with another version of torch another list. Write a cast that gives the same everywhere: beyond the largest value it saturates, infinity too, and NaN stays NaN.
+#
+# | | |
+# |---|---|
+# | in | `x`: float32, bfloat16 or float16 tensor; `dtype`: one of the four float8 dtypes |
+# | out | tensor of that dtype and shape |
+# | mind | round *once*: a value between the largest and the tie above it must not be moved before it is rounded; which value do you clamp to? |
+#
+# By hand: 460 in E4M3 is 448 with or without the clamp. 1e6 is 448 only with it.
+#
+# <details><summary>A nudge</summary>Whatever is beyond the largest value becomes the largest value, rounded first or not. So what may you do before the cast?</details>
+# <details><summary>An approach</summary><code>torch.finfo(dtype).max</code>, <code>clamp</code>, <code>to</code>. What does <code>clamp</code> do to NaN? Try it.</details>
+
+
+# %%
+@fill
+def cast_saturating(x, dtype):
+    ### BEGIN SOLUTION
+    largest = torch.finfo(dtype).max
+    return x.float().clamp(-largest, largest).to(dtype)  # clamp keeps NaN; every float16 and bfloat16 is a float32
+    ### END SOLUTION
+
+
+# %%
+check(cast_saturating)
+
+# %% [markdown]
+# ---
+# ## What you built
+#
+# A race over four million numbers: your two rounders, yours compiled, and what the libraries do. Copying the numbers is the ceiling: nothing that reads and writes them can be faster.
+
+# %%
+x = torch.randn(4_000_000, generator=torch.Generator().manual_seed(5)) * 100
+out = torch.empty_like(x)
+fused = compiled(fast_round_to, E4M3)
+race(
+    {
+        "copy": lambda: out.copy_(x),
+        "fast_round_to, compiled": lambda: fused(x, out),
+        "fast_round_to": lambda: fast_round_to(x, E4M3, out),
+        "torch's cast and back": lambda: x.to(torch.float8_e4m3fn).float(),
+        "round_to": lambda: round_to(x, E4M3),
+    },
+    rounds=5,
+).plot(to="torch's cast and back")
+
+# %% [markdown]
+# Compiled, your rounder is close to the copy. You will need it: from chapter 08 on it sits in front of every matrix product. But first, what rounding does to the *sums* inside those products: [03 · Why is adding the hard part?](03_accumulation.ipynb)
+
+# %%
+progress()
