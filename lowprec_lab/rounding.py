@@ -19,6 +19,8 @@ What holds for every function here that takes a format:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -105,3 +107,31 @@ def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
     Returns: `dtype`, same shape. Finite and infinite values beyond the largest become the largest, with their sign;
     NaN stays NaN.
     """
+
+
+# --- scenarios: what a check drives an answer with, beside plain calls ---
+
+
+def traced(function: Callable, x: Tensor, fmt: Format) -> Tensor:
+    """`function(x, fmt)` after torch.compile has followed it as one graph. RuntimeError, with the reason, if it cannot.
+
+    Nothing is generated: the graph is run as it is, so this says that a compiler can take it whole, and not how fast.
+    """
+    import torch._dynamo as dynamo
+
+    function(x, fmt)  # what it calls is loaded before anything is followed
+    dynamo.reset()
+    try:
+        return torch.compile(function, backend="eager", fullgraph=True, dynamic=False)(x, fmt)
+    except dynamo.exc.TorchDynamoException as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise RuntimeError(f"torch.compile cannot make one graph of it: {reason}") from None
+    finally:
+        dynamo.reset()
+
+
+def written_into(function: Callable, x: Tensor, fmt: Format) -> tuple[Tensor, bool]:
+    """(out, whether `out` itself came back) after `function(x, fmt, out)`, with NaN in `out` before."""
+    out = torch.full_like(x, float("nan"))
+    result = function(x, fmt, out)
+    return out, result is out

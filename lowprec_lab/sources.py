@@ -270,11 +270,15 @@ def _reference_later(user: str) -> Callable[[str], Callable]:
     """For each earlier blank, a function that finds its reference when it is first called."""
 
     def earlier(name: str) -> Callable:
+        found: list[Callable] = []  # kept here, so that torch.compile can follow a second call
+
         def call(*args: object, **kwargs: object) -> object:
-            found = reference(name)
-            if found is None:
-                raise AnswerError(f"{user} calls {name}, and no reference answer for {name} is installed")
-            return found(*args, **kwargs)
+            if not found:
+                function = reference(name)
+                if function is None:
+                    raise AnswerError(f"{user} calls {name}, and no reference answer for {name} is installed")
+                found.append(function)
+            return found[0](*args, **kwargs)
 
         return call
 

@@ -1,8 +1,10 @@
 """The exact oracle for rounding: which value of a format a float32 becomes, under every mode and overflow policy.
 
-Nothing is computed on the input but a search. For each format, mode and sign the *breakpoints* are worked out once, exactly
-(float64 holds every value of a format of at most 16 bits, and every midpoint): breakpoint k is the smallest float32 magnitude that becomes value k + 1 instead of value k. Magnitudes
-are compared as integers, because the bits of non-negative floats are in the order of their values.
+Nothing is computed on the input but a search. For each format, mode and sign the *breakpoints* are worked out once,
+exactly (float64 holds every value of a format of at most 16 bits, and every midpoint): breakpoint k is the smallest
+float32 magnitude that becomes value k + 1 instead of value k. Magnitudes are compared as integers, because the bits of
+non-negative floats are in the order of their values. Formats of more than 16 bits have too many values for that: there
+the input's significand is divided by the step, in whole numbers.
 
 Rules beyond the modes (IEEE 754-2019 sections 4.3 and 7.4; the formats' own specifications):
 - a value is rounded first, as if the largest binade went on; what then lies above the largest finite value overflows;
@@ -27,6 +29,7 @@ from lowprec_lab.graders import oracle
 MODES = ("nearest_even", "nearest_away", "toward_zero", "up", "down")
 OVERFLOWS = ("saturate", "to_special")
 _INFINITY_BITS = 0x7F800000
+_LADDER_WIDTH = 16
 
 
 @lru_cache(maxsize=256)
@@ -38,9 +41,9 @@ def ladder(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
     return values[finite], codes[finite]
 
 
-def _beyond(fmt: Format) -> float:
+def beyond(fmt: Format) -> float:
     """The value that would follow the largest one, if its binade went on."""
-    top = ladder(fmt)[0][-1]
+    top = oracle.max_finite(fmt)
     return float(top + np.ldexp(1.0, int(np.frexp(top)[1]) - 1 - fmt.mantissa_bits))
 
 
@@ -63,7 +66,7 @@ def _first_above(values: np.ndarray) -> np.ndarray:
 def breakpoints(fmt: Format, mode: str, negative: bool) -> np.ndarray:
     """int64 bits: number k is the first magnitude that becomes step k + 1; the last one is where overflow begins."""
     steps, _ = ladder(fmt)
-    low, high = steps, np.append(steps[1:], _beyond(fmt))
+    low, high = steps, np.append(steps[1:], beyond(fmt))
     middle = (low + high) / 2
     if mode == "nearest_even":
         # Even is the last digit of the significand, counted in steps of the gap. Between two powers of two of a format
@@ -92,26 +95,32 @@ def _split(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return bits // 2**31 == 1, bits % 2**31
 
 
+def _top_code(fmt: Format) -> int:
+    """The code of the largest finite value. Codes of magnitudes count steps: 0, 1, 2, ... up to it."""
+    ones = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1
+    return {"ieee": ones - 2**fmt.mantissa_bits, "fn": ones - 1}.get(fmt.specials, ones)
+
+
 def _finish(steps: np.ndarray, negative: np.ndarray, magnitude: np.ndarray, fmt: Format, overflow: str) -> Tensor:
-    """Codes from the step on the ladder (one past its end: overflow), the sign, and the input's magnitude bits."""
-    _, codes = ladder(fmt)
-    over = (steps == len(codes)) | (magnitude == _INFINITY_BITS)
-    found = codes[np.minimum(steps, len(codes) - 1)]
-    special = infinity_code(fmt)
+    """int64 codes from steps (past the top: overflow), the sign and the input's bits; -1 is NaN without a code."""
+    top, special = _top_code(fmt), infinity_code(fmt)
+    over = (steps > top) | (magnitude == _INFINITY_BITS)
     nan = magnitude > _INFINITY_BITS
+    found = np.minimum(steps, top)
     if overflow == "to_special":
-        found = np.where(over, nan_code(fmt) if special is None else special, found)
-        nan |= over & (special is None)
+        found = np.where(over, 0 if special is None else special, found)
+        nan = nan | (over & (special is None))
     else:
-        found = np.where(over, codes[-1], found)
-    sign = 2 ** (fmt.width - 1) if fmt.signed else 0
-    no_negative_zero = fmt.specials == "fnuz"
-    signed = found + np.where(negative & ~(no_negative_zero & (found == 0)), sign, 0)
-    if not fmt.signed:
-        nan |= negative & (magnitude != 0)
-    if fmt.specials == "finite":
-        return torch.from_numpy(np.asarray(np.where(nan, -1, signed)).astype(np.int64))
-    return torch.from_numpy(np.asarray(np.where(nan, nan_code(fmt), signed)).astype(np.int64))
+        found = np.where(over, top, found)
+    if fmt.signed:
+        no_sign = (found == 0) & (fmt.specials == "fnuz")  # the code of -0 is the NaN there
+        found = np.where(negative & ~no_sign, found + 2 ** (fmt.width - 1), found)
+    else:
+        nan = nan | (negative & (magnitude != 0))
+    code_of_nan = nan_code(fmt)
+    return torch.from_numpy(
+        np.asarray(np.where(nan, -1 if code_of_nan is None else code_of_nan, found), dtype=np.int64)
+    )
 
 
 def nan_code(fmt: Format) -> int | None:
@@ -143,8 +152,41 @@ def round_to(x: Tensor, fmt: Format, mode: str = "nearest_even", overflow: str =
 def _codes(x: Tensor, fmt: Format, mode: str, overflow: str) -> Tensor:
     require_policies(fmt, mode, overflow)
     negative, magnitude = _split(x)
-    above, below = (np.searchsorted(breakpoints(fmt, mode, sign), magnitude, "right") for sign in (False, True))
-    return _finish(np.where(negative, below, above), negative, magnitude, fmt, overflow)
+    if fmt.width > _LADDER_WIDTH:
+        steps = _wide_steps(negative, magnitude, fmt, mode)
+    else:
+        above, below = (np.searchsorted(breakpoints(fmt, mode, sign), magnitude, "right") for sign in (False, True))
+        steps = np.where(negative, below, above)
+    return _finish(steps, negative, magnitude, fmt, overflow)
+
+
+def _divided(magnitude: np.ndarray, fmt: Format) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(steps, rest, bits): the code of the value below, and what is left over, in units of 2^-bits of a step."""
+    field, fraction = magnitude >> 23, magnitude & 0x7FFFFF
+    significand, unit = np.where(field > 0, fraction + 2**23, fraction), np.maximum(field, 1) - 150
+    exponent = unit + np.frexp(significand.astype(np.float64))[1] - 1
+    lowest = (1 if fmt.subnormals else 0) - fmt.bias
+    binade = np.where(significand > 0, np.maximum(exponent, lowest), lowest)
+    bits = binade - fmt.mantissa_bits - unit
+    right, left = np.clip(bits, 0, 40), np.clip(-bits, 0, None)
+    whole, rest = (significand << left) >> right, np.where(bits > 0, significand & ((1 << right) - 1), 0)
+    steps = (binade + fmt.bias - 1) * 2**fmt.mantissa_bits + whole
+    below_all = steps < 0  # only without a zero: the smallest value is for all that is below it
+    return np.where(below_all, 0, steps), np.where(below_all, 0, rest), np.maximum(bits, 0)
+
+
+def _wide_steps(negative: np.ndarray, magnitude: np.ndarray, fmt: Format, mode: str) -> np.ndarray:
+    steps, rest, bits = _divided(magnitude, fmt)
+    half = np.ldexp(0.5, bits)
+    outwards = ~negative if mode == "up" else negative
+    move = {
+        "nearest_even": (rest > half) | ((rest == half) & (steps % 2 == 1)),
+        "nearest_away": (rest >= half) & (rest > 0),
+        "toward_zero": False,
+    }.get(mode, (rest > 0) & outwards)
+    top = _top_code(fmt)
+    inwards = ~outwards if mode in ("up", "down") else mode == "toward_zero"
+    return np.where(inwards, np.minimum(steps + move, top), steps + move)
 
 
 def _values(codes: Tensor, fmt: Format) -> Tensor:
@@ -156,13 +198,17 @@ def round_stochastic(x: Tensor, fmt: Format, noise: Tensor, overflow: str = "sat
     """The elements rounded by the rule of the exercise, float32; every comparison is exact in float64."""
     require_policies(fmt, "nearest_even", overflow)
     negative, magnitude = _split(x)
-    steps, _ = ladder(fmt)
+    if fmt.width > _LADDER_WIDTH:
+        steps, rest, bits = _divided(magnitude, fmt)
+        steps = steps + (np.ldexp(noise.numpy().astype(np.float64), bits) < rest)
+        return _values(_finish(steps, negative, magnitude, fmt, overflow), fmt)
+    values, _ = ladder(fmt)
     wide = np.abs(x.numpy().astype(np.float64))
-    finite = np.where(np.isfinite(wide), wide, steps[-1])
-    low = np.clip(np.searchsorted(steps, finite, "right") - 1, 0, None)
-    high = np.append(steps, _beyond(fmt))[low + 1]
-    share = (finite - steps[low]) / (high - steps[low])  # exact: high - low is a power of two
+    finite = np.where(np.isfinite(wide), wide, values[-1])
+    low = np.clip(np.searchsorted(values, finite, "right") - 1, 0, None)
+    high = np.append(values, beyond(fmt))[low + 1]
+    share = (finite - values[low]) / (high - values[low])  # exact: high - low is a power of two
     moved = low + (noise.numpy().astype(np.float64) < share)
     # What lies at or beyond the value that would follow the largest one is beyond any choice.
-    moved = np.where(finite >= _beyond(fmt), len(steps), moved)
+    moved = np.where(finite >= beyond(fmt), len(values), moved)
     return _values(_finish(moved, negative, magnitude, fmt, overflow), fmt)
