@@ -55,7 +55,7 @@ def measure(browser: object, name: str, progress: Callable[[str], None] = lambda
 def click_to_paint(page: object, clicks: int = CLICKS) -> list[float]:
     """Milliseconds from each of `clicks` clicks on bit buttons, one after the other, to its picture."""
     page.evaluate(_MEASURE)
-    boxes = [button.bounding_box() for button in page.locator(".lpbits-bit").all()]
+    boxes = [button.bounding_box() for button in page.locator(".lplab-bit").all()]
     for click in range(clicks):
         box = boxes[click % len(boxes)]
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
