@@ -76,7 +76,8 @@ def special_rows(fmt: Format) -> Tensor:
     return torch.tensor([
         [1.0, inf, 1.0, 1.0], [1.0, -inf, 1.0, 1.0], [inf, -inf, 1.0, 1.0], [1.0, nan, 1.0, 1.0], [inf, 1.0, inf, 0.0],
         [top, top, -top, 0.0], [-top, -top, top, 0.0], [top, -top, top, -top], [top, step, 0.0, 0.0],
-        [top, step / 2, 0.0, 0.0], [top, step / 2, -step, -step], [-top, -step / 2, -step / 2, step], [0.0, 0.0, -top, -top],
+        [top, step / 2, 0.0, 0.0], [top, step / 2, -step, -step], [-top, -step / 2, -step / 2, step],
+        [0.0, 0.0, -top, -top],
     ])  # fmt: skip
 
 
@@ -399,7 +400,7 @@ def compensated_sums(answer, case):
 
 @check_for("sum_kahan")
 def sums_that_would_stall(answer, case):
-    """40 equal numbers in E4M3 and a made-up format; small numbers after a large one, and a large one after small ones."""
+    """40 equal numbers in E4M3 and a made-up format; small numbers before and after a large one."""
     for fmt in (E4M3, MADE_UP[1]):
         _sums(answer, case, exact.sum_kahan, _stalling(fmt, 40), fmt)
     for fmt in (BF16, E4M3, *MADE_UP):
@@ -854,7 +855,7 @@ def short_accumulator_saturates(a, b, accumulator_fmt, promote_every):
 
 
 def weights_and_updates(fmt: Format, count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Weights of the format, powers of two among them, with updates of 1/16 to 4 times their ulp, at ties and beside."""
+    """Weights of the format, powers of two among them, with updates of up to 1.2 ulp: at ties, and beside them."""
     weight = rounder(fmt)(numbers(fmt, (count, 1), rng).numpy()[:, 0])
     low, high = _exponents(fmt)
     powers = np.ldexp(1.0, rng.integers(min(low + 2, high), high + 1, count)).astype(np.float32)
@@ -879,7 +880,7 @@ def _losses(answer, case, weight: Tensor, update: Tensor, fmt: Format) -> None:
 
 @check_for("update_is_lost", weight=2)
 def around_half_an_ulp(answer, case):
-    """Weights of ten formats, with updates of a quarter, half and one ulp, of both signs, and the float32 beside them."""
+    """Weights of ten formats, updates of a quarter, half and one ulp of both signs, and the float32 beside them."""
     for fmt in TRIED:
         _losses(answer, case, *weights_and_updates(fmt, case.count(300), case.rng), fmt)
 
@@ -1182,7 +1183,7 @@ def updates_that_nearest_would_lose(answer, case):
 
 @check_for("sgd_with_stochastic_rounding")
 def noisy_descents_at_the_edges(answer, case):
-    """No step, no weight, gradients of zero and NaN, steps that end on values of the format with noise 0, strided input."""
+    """No step, no weight, gradients of zero and NaN, steps that end on values of the format, strided input."""
     weight, gradients = noisy_descent(E4M3, 6, 4, case.rng)
     noise = noise_like(gradients, case.rng)
     _noisy(answer, case, weight, gradients[:0], 0.1, E4M3, noise[:0])

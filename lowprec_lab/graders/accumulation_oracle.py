@@ -21,7 +21,7 @@ _FIRST_NAN_BITS = 0x7F800001
 
 
 def _beyond(fmt: Format, largest: float) -> float:
-    """What a finite number beyond the largest value becomes: the special value that the format has, else the largest."""
+    """What lies beyond the largest value becomes: the special value that the format has, else the largest."""
     return {"ieee": math.inf, "finite": largest}.get(fmt.specials, math.nan)
 
 

@@ -80,7 +80,7 @@ def _wrong_inputs(record: Record, limit: int) -> list[tuple]:
 
 
 def input_key(record: Record, index: int) -> tuple:
-    """What element `index` of a comparison was computed from: the bits of each argument's element or row, or its repr."""
+    """What element `index` of a comparison came from: the bits of each argument's element or row, or its repr."""
     want = record.want[0]
     return tuple(_part(arg, want, index) for arg in (*record.call.args, *record.call.kwargs.values()))
 
