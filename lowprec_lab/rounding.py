@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -135,3 +137,17 @@ def written_into(function: Callable, x: Tensor, fmt: Format) -> tuple[Tensor, bo
     out = torch.full_like(x, float("nan"))
     result = function(x, fmt, out)
     return out, result is out
+
+
+def compiled(function: Callable, fmt: Format) -> Callable:
+    """A rounder `function(x, fmt, out)` compiled for one format: returns `run(x, out=None)`, which returns `out`.
+
+    x: float32, any shape. The first call compiles, which takes seconds. Where it cannot be compiled (no C++ compiler, a
+    Python branch on a value of `x`) the function runs eagerly, and a sentence says so once. Blanks that give a number
+    for the format (`max_finite` and the like) are asked once, now.
+    """
+    from lowprec_lab import fused
+
+    whole = fused.with_constants(function, fmt)
+    name = getattr(function, "__name__", "the function")
+    return fused.compile_elementwise(lambda x, out: whole(x, fmt, out), torch.float32, f"{name} for {fmt.name}", True)
