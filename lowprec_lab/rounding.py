@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
