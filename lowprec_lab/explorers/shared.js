@@ -408,6 +408,74 @@ function spacing(fmt, code) {
   return 2 ** (Math.max(exponent, +fmt.subnormals) - fmt.bias - fmt.mantissa_bits);
 }
 
+// ------------------------------------------------------------------------------------------------ the values in order
+
+function compare(a, b) {
+  const difference = add(a, negated(b));
+  return difference.num === 0n ? 0 : difference.negative ? -1 : 1;
+}
+
+const BEYOND = 3;
+
+// The values of a format as steps, numbered through zero, and on beyond the largest as if its binade had no end.
+class Ladder {
+  constructor(fmt) {
+    this.fmt = fmt;
+    this.last = largestFiniteCode(fmt);
+    this.largest = decodeFields(fmt, splitFields(fmt, this.last));
+    this.top = this.last + BEYOND;
+    this.lowest = fmt.signed ? -this.last - (fmt.subnormals ? 0 : 1) : 0;
+    this.bottom = fmt.signed ? this.lowest - BEYOND : -1;
+  }
+
+  magnitude(step) {
+    return step >= 0 ? step : this.fmt.subnormals ? -step : -step - 1;
+  }
+
+  isValue(step) {
+    return step >= this.lowest && step <= this.last;
+  }
+
+  code(step) {
+    return this.magnitude(step) + (step < 0 ? signBit(this.fmt) : 0);
+  }
+
+  value(step) {
+    if (step < 0 && !this.fmt.signed) return this.fmt.subnormals ? -spacing(this.fmt, 0) : 0;
+    const at = this.magnitude(step);
+    const over = Math.max(0, at - this.last);
+    const size = over ? this.largest + over * spacing(this.fmt, this.last) : decodeFields(this.fmt, splitFields(this.fmt, at));
+    return step < 0 ? -size : size;
+  }
+
+  real(step) {
+    return fromFloat64(this.value(step));
+  }
+
+  // The highest step whose value is not above a finite number; an end of the ladder for what is beyond it.
+  below(real) {
+    let [low, high] = [this.bottom, this.top];
+    while (high > low) {
+      const middle = Math.floor((low + high + 1) / 2);
+      if (compare(this.real(middle), real) <= 0) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  // How far a number is from the value of `step` to the next one: {num, den}, a part of that distance.
+  part(real, step) {
+    const low = this.real(step);
+    return divide(add(real, negated(low)), add(this.real(step + 1), negated(low)));
+  }
+
+  at(step, part) {
+    const low = this.real(step);
+    const gap = add(this.real(step + 1), negated(low));
+    return add(low, finite(gap.negative !== part.negative, gap.num * part.num, gap.den * part.den));
+  }
+}
+
 // --------------------------------------------------------------------------------------------------------------- DOM
 
 let serial = 0; // ids must be unique in a page that shows several explorers
