@@ -1,4 +1,4 @@
-"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | prove | course | grade | ...`.
+"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | prove | course | ...`.
 
 One function per command, which imports what it calls when it is called: `lowprec-lab --help` must not wait for torch.
 Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped with Ctrl-C.
@@ -132,9 +132,7 @@ def prove(options: argparse.Namespace) -> int:
     from lowprec_lab.prove import prove
 
     try:
-        proof = prove(
-            options.format, options.mode, options.overflow, options.against, options.function, not options.json
-        )
+        proof = prove(options.format, options.mode, options.overflow, options.against, options.answer, not options.json)
     except (FormatError, ValueError, ModuleNotFoundError) as error:
         raise CommandError(str(error)) from error
     _print_json(proof.as_dict()) if options.json else print(proof)
@@ -304,7 +302,7 @@ def _parser() -> argparse.ArgumentParser:
     proving.add_argument("--overflow", metavar="P", help="saturate or to_special (default: as --against does it)")
     proving.add_argument("--against", default="oracle", metavar="WHAT", help="oracle (default), torch or ml_dtypes")
     proving.add_argument(
-        "--function", metavar="NAME", help="an exercise: round_to, say (default: what covers the mode)"
+        "--answer", metavar="NAME", help="which exercise: round_to, say (default: what covers the mode)"
     )
 
     grading = command(grade, "grade", json_too=True)
