@@ -54,7 +54,7 @@ def row_of(arg: object, want: object, index: int | None) -> Tensor | None:
     """The elements along the last dimension that result `index` of a reduction came from; None if it is none."""
     if index is None or not (isinstance(arg, Tensor) and isinstance(want, Tensor)):
         return None
-    if arg.dim() == 0 or arg.shape[:-1] != want.shape:
+    if arg.dim() == 0 or arg.shape[:-1] != want.shape or index >= want.numel():
         return None
     return arg.reshape(want.numel(), arg.shape[-1])[index]
 
