@@ -63,10 +63,11 @@ picture
 # %% [markdown]
 # At 256 the neighbours in BF16 are 2 apart. 257 is exactly half-way between 256 and 258: a tie, and it goes to the even one, 256. So the counter stands still, and no number of further ones will ever move it. This is called **stagnation**.
 #
-# Move through the sum below, one addition at a time. Watch the total, the step between its neighbours, and the number that is added. From which total on is an addition lost?
+# Before you look: E4M3 has three mantissa bits. At which total does the same counter stop there? Then walk through the sum below, one addition at a time. Watch the total, the step between its neighbours, and the number that is added. Change the format, or the number, and guess again. (The badge says whose code adds.
+# Until you write it, the exact oracle does.)
 
 # %%
-AccumulatorExplorer(fmt=BF16)
+AccumulatorExplorer(fmt=E4M3)
 
 # %% [markdown]
 # **Words.** The number that a sum is collected in is the **accumulator**; what it holds on the way are the *totals*. A product of two short numbers fits into twice as many bits, and that is the end of it. A sum has no such end: a layer adds up thousands of
@@ -545,11 +546,12 @@ check(update_is_lost)
 
 # %%
 weights = torch.randn(100_000, generator=generator) * 0.02
-print("update / weight   " + "".join(f"{'2^-' + str(k):>8}" for k in range(6, 15)))
+lines = ["update / weight   " + "".join(f"{'2^-' + str(k):>8}" for k in range(6, 15))]
 for fmt in (BF16, FP16):
     stored = rounded(weights, fmt)
     shares = [float(update_is_lost(stored, stored * 2.0**-k, fmt).float().mean()) for k in range(6, 15)]
-    print(f"lost in {fmt.name:9} " + "".join(f"{share:8.0%}" for share in shares))
+    lines.append(f"lost in {fmt.name:9} " + "".join(f"{share:8.0%}" for share in shares))
+print("\n".join(lines))
 
 # %% [markdown]
 # In BF16 every update of 2^-9, a five-hundredth of the weight, is gone, and that is where the updates of a training run are: a ratio of about a thousandth is a [rule of thumb](https://cs231n.github.io/neural-networks-3/#ratio). FP16 has three bits more, and loses the same updates three powers of two later.
@@ -657,15 +659,17 @@ with plots.style():
     axes.plot(range(1, steps + 1), random.mean(1), color="#C24E00")
     axes.plot(range(1, steps + 1), stored[:, 0], color=plots.color_of(BF16), linewidth=1.4)
     axes.plot(range(0, steps + 1, 20), compensated, color="#332288", linestyle="none", marker="o", markersize=3)
-    end = float(stored[-1, 0])
-    for name, height, color in (
-        ("to nearest", float(nearest), "#57606A"),
-        ("Kahan (dots)", end + 0.008, "#332288"),
-        ("float32 master, stored", end, plots.color_of(BF16)),
-        ("stochastic: the mean", end - 0.008, "#C24E00"),
-        ("stochastic: one weight", float(random[-1, 0]), "#9A5B2E"),
-    ):
-        axes.text(steps + 12, height, name, color=color, va="center", fontsize=9, fontweight="bold")
+    labels = [
+        (float(nearest), "to nearest", "#57606A"),
+        (float(compensated[-1]), "Kahan (dots)", "#332288"),
+        (float(stored[-1, 0]), "float32 master, stored", plots.color_of(BF16)),
+        (float(random[-1].mean()), "stochastic: the mean", "#C24E00"),
+        (float(random[-1, 0]), "stochastic: one weight", "#9A5B2E"),
+    ]
+    place = -math.inf
+    for height, name, color in sorted(labels):
+        place = max(height, place + 0.007)  # beside the end of its line, or above the label below
+        axes.text(steps + 12, place, name, color=color, va="center", fontsize=9, fontweight="bold")
     axes.set_xlim(0, steps * 1.24)
     axes.set_xticks(range(0, steps + 1, 200))
     axes.set_xlabel("step")
