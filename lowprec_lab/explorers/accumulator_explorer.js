@@ -279,8 +279,8 @@ class Explorer {
     }
     const { stop } = this.shown;
     if (stop !== null && Number.isFinite(values[stop])) {
-      const label = `stops at ${short(values[stop], 9)}, after ${stop.toLocaleString("en")}`;
-      const end = x(stop) + 8 + label.length * 6.4 > this.width;
+      const label = `stops at ${short(values[stop], 9)}, after ${stop.toLocaleString("en")} additions`;
+      const end = x(stop) + 8 + label.length * 6.6 > this.width;
       picture.append(svg("circle", { class: "lpsum-stop", cx: x(stop), cy: y(values[stop]), r: 5 }));
       picture.append(svg("text", { class: "lpsum-total-label", x: x(stop) + (end ? -8 : 8), y: y(values[stop]) + 20, "text-anchor": end ? "end" : "start" }, label));
     } else if (!Number.isFinite(values[count])) {
@@ -344,7 +344,7 @@ class Explorer {
     if (stride > 1) labels.push({ x: x(total), text: short(total, 8), rank: 0, here: true });
     drawLabels(picture, labels, axis + 21, width);
     const below = ladder.below(fromFloat64(wanted));
-    if (below < ladder.last && below >= ladder.lowest) {
+    if (below < ladder.last && below >= ladder.lowest && ladder.value(below) !== wanted) {
       const middle = (ladder.value(below) + ladder.value(below + 1)) / 2;
       if (middle > low && middle < high && this.gapAt(below, true) * (width / (high - low)) > 24) {
         picture.append(svg("line", { class: "lpsum-half", x1: x(middle), x2: x(middle), y1: axis - 16, y2: axis + 5 }));
@@ -362,7 +362,7 @@ class Explorer {
     picture.append(svg("path", { class: "lplab-wanted", d: diamond(x(wanted), axis) }));
     if (next !== null && Number.isFinite(next) && next >= low && next <= high && next !== wanted) {
       const d = `M${x(wanted)} ${axis - 8}C${x(wanted)} ${axis - 26} ${x(next)} ${axis - 26} ${x(next)} ${axis - 12}`;
-      picture.append(svg("path", { class: "lpsum-lands", d }));
+      picture.append(svg("path", { class: "lpsum-lands", d }), svg("path", { class: "lpsum-lands-head", d: `M${x(next)} ${axis - 5}l-4.5 -9h9z` }));
     }
     if (Number.isFinite(total)) picture.append(svg("circle", { class: "lpsum-here", cx: x(total), cy: axis, r: 5 }));
   }
@@ -385,7 +385,7 @@ class Explorer {
     if (!Number.isFinite(total)) return `The total overflowed to ${short(total)}, and stays there.`;
     const gap = this.gapAt(this.ladder.below(fromFloat64(total)), increment > 0);
     const ulps = Math.abs(increment) / gap;
-    const size = `Here the values are ${short(gap, 7)} apart, and the increment is ${short(ulps, 4)} of that`;
+    const size = `Here the values are ${short(gap, 7)} apart, and the increment is ${short(ulps, 4)} ${ulps > 1 ? "times" : "of"} that`;
     if (next === null) return `${size}. This is the last addition that is shown.`;
     const wanted = total + increment;
     if (method === "pairwise") return `${size}. But pairwise nothing is added to this total: numbers are added to their neighbours, then the sums of those, so both sides stay of like size. The next total is ${short(next, 9)}.`;

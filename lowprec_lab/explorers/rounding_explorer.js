@@ -239,6 +239,7 @@ class Explorer {
     let real = this.real.kind === "finite" ? this.real : this.real.kind === "inf" ? (this.real.negative ? first : last) : fromFloat64(0);
     if (compare(real, first) < 0) real = first;
     if (compare(real, last) > 0) real = last;
+    if (direction > 0 && compare(real, last) === 0) return;
     let step = Math.min(ladder.below(real), ladder.top - 1);
     if (direction < 0 && compare(real, ladder.real(step)) === 0) step -= 1;
     if (step < ladder.bottom) return;
