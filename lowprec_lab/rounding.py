@@ -6,8 +6,8 @@ rounding: implementation, error analysis and applications, Royal Society Open Sc
 
 What holds for every function here that takes a format:
 - *Rounding comes first*, as if the largest binade went on; what then lies above the largest finite value overflows.
-- Modes: "nearest_even" (ties to the even code), "nearest_away" (ties away from zero), "toward_zero", "up" (towards
-  +infinity), "down" (towards -infinity).
+- Modes: "nearest_even" (ties to the even significand; without mantissa bits to the larger magnitude), "nearest_away"
+  (ties away from zero), "toward_zero", "up" (towards +infinity), "down" (towards -infinity).
 - Overflow "saturate" gives the largest finite value with the sign, for infinity too. "to_special" gives infinity where
   the format has one, else NaN. toward_zero, and "up" or "down" where it points towards zero, do not overflow a finite
   number: it becomes the largest finite value. Infinity itself always follows the policy.
@@ -63,8 +63,8 @@ def encode(x: Tensor, fmt: Format, mode: str = "nearest_even", overflow: str = "
     """The codes of the rounded elements: `decode(encode(x, ...), fmt)` is `round_to(x, ...)`, bit for bit.
 
     x: float32, any shape. Returns: int32 codes, same shape (see chapter 01).
-    NaN gets one code: sign 0 and the mantissa's top bit alone in ieee formats, sign 0 and all ones in fn, the code of -0
-    in fnuz. ValueError when there is a NaN and the format is "finite".
+    NaN gets one code: sign 0 and the mantissa's top bit alone in ieee formats, sign 0 and all ones in fn, the code of
+    -0 in fnuz. ValueError when there is a NaN and the format is "finite".
     """
 
 
@@ -93,9 +93,9 @@ def fast_round_to(x: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
     """`round_to(x, fmt)` (nearest_even, saturate) in one pass over memory, once torch.compile has fused it.
 
     x: float32, any shape. out: float32 of that shape to write into, or None. Returns: `out`, or a new float32 tensor.
-    Formats with a sign, a zero and 2 to 8 exponent bits. Only operations that work element by element, and no Python
-    branch on a value of `x`: the whole function is one graph (`torch.compile(fullgraph=True)`), and bits are the same
-    compiled and eager.
+    Formats with a sign, a zero, at least 2 exponent bits, at most 22 mantissa bits and a bias from -100 to 127. Only
+    operations that work element by element, and no Python branch on a value of `x`: the whole function is one graph
+    (`torch.compile(fullgraph=True)`), and bits are the same compiled and eager.
     """
 
 

@@ -139,7 +139,7 @@ def load(source: Source, blank: Blank, earlier: Callable[[str], Callable], label
     Only definitions, assignments and imports are run: a call such as `check(...)` in the same cell is not.
     label: a name for the source in tracebacks, such as "answers/bits.py: decode". Raises AnswerError.
     """
-    namespace = chapter_names(blank, earlier) | {"fill": lambda function: function, "__name__": "answer"}
+    namespace = chapter_names(blank, earlier) | {"fill": lambda function: function}
     for part, text in (("helpers", source.helpers), (blank.name, source.text)):
         if text:
             _run(text, namespace, blank, f"<{label}{'' if part == blank.name else ' helpers'}>")

@@ -128,7 +128,8 @@ class Case:
             problem = next(filter(None, found), None)
         expected = np.stack([tokens_of(w) for w in wants])
         if problem:
-            record = Record(self.last_call, wants, (got,), np.ones(expected.shape[1], bool), expected, show, problem)
+            wrong = np.ones(max(1, expected.shape[1]), bool)  # one at least, also where nothing was expected
+            record = Record(self.last_call, wants, (got,), wrong, expected, show, problem)
         else:
             tokens = np.stack([tokens_of(g) for g in gots])
             record = Record(self.last_call, wants, gots, (tokens != expected).any(axis=0), tokens, show)
@@ -159,7 +160,9 @@ def _names_of(error: type[Exception]) -> set[str]:
 
 
 def _named(parts: tuple[str, ...], wants: tuple) -> list[str]:
-    return [f"The {part} is" if parts or len(wants) > 1 else "It returned" for part in (parts or ("result",) * len(wants))]
+    if not parts and len(wants) == 1:
+        return ["It returned"]
+    return [f"The {part} is" for part in (parts or ("result",) * len(wants))]
 
 
 def _tuple_problem(got: object, want: tuple, parts: tuple[str, ...]) -> tuple[str, str] | None:

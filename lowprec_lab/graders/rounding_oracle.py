@@ -47,7 +47,7 @@ def beyond(fmt: Format) -> float:
     return float(top + np.ldexp(1.0, int(np.frexp(top)[1]) - 1 - fmt.mantissa_bits))
 
 
-def _first_at_or_above(values: np.ndarray) -> np.ndarray:
+def first_at_or_above(values: np.ndarray) -> np.ndarray:
     """The bits of the smallest non-negative float32 that is not below each (float64) value."""
     with np.errstate(over="ignore"):
         near = values.astype(np.float32)
@@ -72,12 +72,12 @@ def breakpoints(fmt: Format, mode: str, negative: bool) -> np.ndarray:
         # Even is the last digit of the significand, counted in steps of the gap. Between two powers of two of a format
         # without mantissa bits both are odd (1 and 1): IEEE 754-2019 section 4.3.1 gives the larger one.
         upper_is_even = (low / (high - low)) % 2 == 1
-        return np.where(upper_is_even, _first_at_or_above(middle), _first_above(middle))
+        return np.where(upper_is_even, first_at_or_above(middle), _first_above(middle))
     if mode == "nearest_away":
-        return _first_at_or_above(middle)
+        return first_at_or_above(middle)
     if (mode == "up" and not negative) or (mode == "down" and negative):
         return _first_above(low)
-    inwards = _first_at_or_above(high)
+    inwards = first_at_or_above(high)
     inwards[-1] = _INFINITY_BITS  # finite numbers do not overflow towards zero
     return inwards
 
