@@ -19,7 +19,7 @@ class Explorer {
     this.model = model;
     this.id = `lpsum-${(serial += 1)}`;
     this.root = element("div", { class: "lplab lpsum", role: "group", "aria-label": "Accumulator explorer" });
-    this.header = element("header", { class: "lplab-header" });
+    this.header = element("div", { class: "lplab-header" });
     this.status = element("p", { class: "lplab-spoken", role: "status" });
     const body = element("div", { class: "lpsum-body" }, this.header, this.reading(), this.plot(), this.player(), this.step());
     this.root.append(this.controls(), body, this.status);

@@ -76,7 +76,7 @@ class Explorer {
     this.model = model;
     this.id = `lpround-${(serial += 1)}`;
     this.root = element("div", { class: "lplab lpround", role: "group", "aria-label": "Rounding explorer" });
-    this.header = element("header", { class: "lplab-header" });
+    this.header = element("div", { class: "lplab-header" });
     this.root.append(this.controls(), element("div", { class: "lpround-body" }, this.header, this.line(), this.table()));
     this.status = element("p", { class: "lplab-spoken", role: "status" });
     this.root.append(this.status);
