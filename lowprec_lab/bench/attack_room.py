@@ -19,6 +19,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -61,7 +62,10 @@ def student_of(number: int, attack: Attack) -> str:
 
 @dataclass
 class Room:
-    """One course, with its secrets and canaries. mark: a word that occurs nowhere else; log: of the last command."""
+    """One course, with its secrets and canaries. mark: a word that occurs nowhere else.
+
+    log: what the last command said; peak_bytes: the most memory that nbgrader's own process took.
+    """
 
     place: Path
     stock: bool
@@ -69,6 +73,7 @@ class Room:
     heard: set[str] = field(default_factory=set)
     log: str = ""
     port: int = 0
+    peak_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.secrets = {
@@ -152,11 +157,12 @@ class Room:
                 command, cwd=self.course, env=self._environment(), stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-            try:
-                process.wait(limit_s)
-                in_time = True
-            except subprocess.TimeoutExpired:
-                in_time = False
+            ends = time.monotonic() + limit_s
+            while process.poll() is None and time.monotonic() < ends:
+                self.peak_bytes = max(self.peak_bytes, _memory_of(process.pid))
+                time.sleep(0.2)
+            in_time = process.poll() is not None
+            if not in_time:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -297,6 +303,14 @@ class Room:
         feedback = self.course / "feedback" / student / CHAPTER / f"{CHAPTER}.html"
         pages = {"form grader": _form_grader_page(graded, student)} if graded.is_file() else {}
         return pages | ({"feedback": feedback.read_text("utf-8")} if feedback.is_file() else {})
+
+
+def _memory_of(process: int) -> int:
+    """The most memory that a process has taken, in bytes; 0 where that cannot be known."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return 0
 
 
 def _process_namespace() -> str:

@@ -25,6 +25,7 @@ from lowprec_lab.bench.chromium import chromium, find_chromium
 ROOMS = 2
 _HONEST_EVERY = 25
 _BATCH_LIMIT_S = 1800.0
+_MEMORY_LIMIT_BYTES = 3 * 2**30
 _STOCK_LIMIT_S = 240.0  # for one attack and one honest student: a batch that takes longer holds a class up
 
 
@@ -115,6 +116,8 @@ def _grade_batch(room: Room, attacks: list[Attack]) -> list[Result]:
             result.seconds = max(result.seconds, times.get(student, 0.0))
             pages[student] = room.pages_for_people(student) if attack.kind == "people" else {}
     found = [*room.disturbed(honest), *room.changed_outside(honest), *([] if ended else ["the batch did not end"])]
+    if room.peak_bytes > _MEMORY_LIMIT_BYTES:
+        found.append(f"the process that grades took {room.peak_bytes / 2**30:.1f} GiB")
     for sentence in found:
         _blame(results, _before(sentence, students), sentence)
     for student, sentence in _seen_by_people(pages, room.mark):

@@ -33,7 +33,8 @@ class Call:
 class Record:
     """One comparison. `got` and `want` are the results; arrays have one row per part and one column per element.
 
-    problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then.
+    problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then, and `got`
+    is empty.
     """
 
     call: Call
@@ -119,7 +120,8 @@ class Case:
             problem = next(filter(None, found), None)
         expected = np.stack([tokens_of(w) for w in wants])
         if problem:
-            record = Record(self.last_call, wants, (got,), np.ones(expected.shape[1], bool), expected, show, problem)
+            # What came back is not kept: nobody shows it, and it may be large, for every call again.
+            record = Record(self.last_call, wants, (), np.ones(expected.shape[1], bool), expected, show, problem)
         else:
             tokens = np.stack([tokens_of(g) for g in gots])
             record = Record(self.last_call, wants, gots, (tokens != expected).any(axis=0), tokens, show)
