@@ -36,7 +36,7 @@ NOBODY = 65534
 _START_LIMIT_S = 120.0
 _WORKER_LIMIT_S = 30.0
 _KILL_LIMIT_S = 20.0
-_WATCH_EVERY_S = 0.03
+_WATCH_EVERY_S, _WATCH_CLOSELY_EVERY_S = 0.03, 0.1
 _CREDENTIALS = struct.Struct("3i")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -347,18 +347,22 @@ class Sandbox:
                 self._watching.clear()
                 self._watching.wait(60.0)
                 continue
-            for worker in workers:
-                self._require_modest(worker)
-            time.sleep(_WATCH_EVERY_S)
+            looked_closely = [self._require_modest(worker) for worker in workers]
+            time.sleep(_WATCH_CLOSELY_EVERY_S if any(looked_closely) else _WATCH_EVERY_S)
 
-    def _require_modest(self, worker: Worker) -> None:
+    def _require_modest(self, worker: Worker) -> bool:
+        """Stop a worker that uses more than it may. Returns whether that took a closer look, which costs time."""
         processes = _tree(worker.pid)
         if len(processes) > self.limits.processes + 2:
             worker.stop("it started too many processes")
         # Of the first two, process 1 and the worker, most is what they share with the zygote.
         used = sum(map(_resident_bytes, processes)) - self._shared_bytes * min(2, len(processes))
-        if used > self.limits.memory_bytes:
+        if used <= self.limits.memory_bytes:
+            return False
+        # What several processes share was counted for each of them.
+        if sum(map(_proportional_bytes, processes)) > self.limits.memory_bytes:
             worker.stop("it used too much memory")
+        return True
 
 
 class _ZygoteGone(Exception):
@@ -389,6 +393,7 @@ def _is_root() -> bool:
 def _arguments(view: View, shown: list[str]) -> list[str]:
     """bubblewrap's arguments: shown[n] is where the n-th bind's source can be read."""
     arguments = ["--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    arguments += ["--as-pid-1"]  # the zygote itself: when it ends, the kernel ends all that is left in there
     arguments += ["--hostname", "sandbox", "--new-session", "--clearenv", "--chdir", "/"]
     for name, value in _ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
@@ -430,3 +435,14 @@ def _resident_bytes(pid: int) -> int:
             return int(sizes.read().split()[1]) * _PAGE
     except (OSError, IndexError):
         return 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """The memory of a process, with its part of what it shares; all that is resident where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except FileNotFoundError:
+        return 0
+    except (OSError, StopIteration):
+        return _resident_bytes(pid)
