@@ -129,7 +129,7 @@ def bench(options: argparse.Namespace) -> int:
 def _figures_as_text(name: str, report: dict) -> str:
     rows = [(f"  {figure}", f"{value:.4g}" if isinstance(value, float) else str(value))
             for figure, value in report["figures"].items()]  # fmt: skip
-    return "\n".join([name, *_columns(rows)])
+    return "\n".join([name, *_columns(rows), *([report["table"]] if "table" in report else [])])
 
 
 def course_init(options: argparse.Namespace) -> int:

@@ -241,7 +241,8 @@ class Room:
         except sqlite3.Error as error:
             return [f"the gradebook cannot be read: {error}"]
         full = {name: (float(BLANKS[name].points) if name in HONEST_ANSWERS else 0.0) for name in _exercises()}
-        return [f"{student} was not graded as they deserve" for student in honest if scores.get(student) != full]
+        wrong = {student: _difference(scores.get(student, {}), full) for student in honest}
+        return [f"{student} was not graded as they deserve ({what})" for student, what in wrong.items() if what]
 
     def _leaks(self, student: str, attack: Attack) -> list[str]:
         texts = [path.read_bytes() for path in self._pages(student)]
@@ -303,6 +304,12 @@ class Room:
         feedback = self.course / "feedback" / student / CHAPTER / f"{CHAPTER}.html"
         pages = {"form grader": _form_grader_page(graded, student)} if graded.is_file() else {}
         return pages | ({"feedback": feedback.read_text("utf-8")} if feedback.is_file() else {})
+
+
+def _difference(scores: dict[str, float | None], full: dict[str, float]) -> str:
+    if not scores or None in scores.values():
+        return "not at all"
+    return ", ".join(f"{scores[name]:g} of {most:g} for {name}" for name, most in full.items() if scores[name] != most)
 
 
 def _memory_of(process: int) -> int:

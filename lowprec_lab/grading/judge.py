@@ -26,9 +26,15 @@ from lowprec_lab.sources import Source, reference_source
 
 # For one exercise, naming of misconceptions included.
 EXERCISE_LIMIT_S = 60.0
+# For all exercises of one submission: a page of endless loops takes half of it, a page that means it takes no more.
+SUBMISSION_LIMIT_S = 300.0
 _LOAD_LIMIT_S = 20.0
 _KINDS = ("exception", "timeout", "mutated", "type", "unusable")
 _TOO_LONG = "It was stopped: it took too long. Is there an endless loop, or one per element?"
+_NO_TIME_LEFT = (
+    f"The answers above it took {SUBMISSION_LIMIT_S:g} s, and that is what a submission has for all of them. "
+    "Mend those first."
+)
 _NO_REPLY = "Its process sent something that is no reply."
 
 
@@ -53,12 +59,19 @@ class RemoteAnswer:
     After a timeout or a lost worker a new worker is started, with the answer loaded again, for the next check.
     """
 
-    def __init__(self, workers: Workers, blank: Blank, source: Source, earlier: Mapping[str, Source]) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        blank: Blank,
+        source: Source,
+        earlier: Mapping[str, Source],
+        limit_s: float = EXERCISE_LIMIT_S,
+    ) -> None:
         self._workers, self._blank, self._source = workers, blank, source
         self._earlier = {name: (each.text, each.helpers) for name, each in earlier.items()}
         self._worker: Worker | None = None
         self._deadline = 0.0
-        self._ends = time.monotonic() + EXERCISE_LIMIT_S
+        self._ends = time.monotonic() + limit_s
 
     def load(self) -> None:
         """Start the worker and load the answer. Raises AnswerFailed."""
@@ -137,22 +150,35 @@ def _failure(parts: object) -> AnswerFailed:
     return AnswerFailed(kind, clean_text(sentence, 400), clean_text(where, 200))
 
 
-def judge(blank: Blank, sources: Mapping[str, Source], workers: Workers, *, seed: int | None = None) -> Verdict:
+def judge(
+    blank: Blank,
+    sources: Mapping[str, Source],
+    workers: Workers,
+    *,
+    seed: int | None = None,
+    limit_s: float = EXERCISE_LIMIT_S,
+) -> Verdict:
     """The verdict on the answer to `blank` among `sources` (all answers of one submission)."""
     registry.load_graders()
     source = sources.get(blank.name)
     if source is None:
         return unwritten(blank, f"not written (exercise {blank.exercise})")
-    answer = RemoteAnswer(workers, blank, source, earlier_sources(blank, sources))
+    if limit_s <= 0:
+        return _failed(blank, "could not be judged", _NO_TIME_LEFT)
+    answer = RemoteAnswer(workers, blank, source, earlier_sources(blank, sources), limit_s)
     try:
         answer.load()
         return grade(blank, answer, seed=seed)
     except AnswerFailed as failure:
-        verdict = unwritten(blank, "could not be loaded", failure.sentence)
-        verdict.level = "failed"
-        return verdict
+        return _failed(blank, "could not be loaded", failure.sentence)
     finally:
         answer.close()
+
+
+def _failed(blank: Blank, headline: str, sentence: str) -> Verdict:
+    verdict = unwritten(blank, headline, sentence)
+    verdict.level = "failed"
+    return verdict
 
 
 def earlier_sources(blank: Blank, sources: Mapping[str, Source]) -> dict[str, Source]:
@@ -164,4 +190,9 @@ def earlier_sources(blank: Blank, sources: Mapping[str, Source]) -> dict[str, So
 def judge_all(sources: Mapping[str, Source], chapter: str, workers: Workers, *, seed: int | None = None) -> dict:
     """{exercise name: Verdict} for every exercise of a chapter ("01_bit_layouts")."""
     blanks = [blank for blank in in_order() if blank.chapter.name == chapter]
-    return {blank.name: judge(blank, sources, workers, seed=seed) for blank in blanks}
+    ends = time.monotonic() + SUBMISSION_LIMIT_S
+    verdicts = {}
+    for blank in blanks:
+        limit_s = min(EXERCISE_LIMIT_S, ends - time.monotonic())
+        verdicts[blank.name] = judge(blank, sources, workers, seed=seed, limit_s=limit_s)
+    return verdicts

@@ -149,7 +149,7 @@ ATTACKS = [
             for name in ("seed", "gradebook.db", "course.json"):
                 try:
                     text = open(os.path.join(folder, name), errors="replace").read()
-                    found = re.search("secret-[0-9a-f]+|[0-9a-f]{{32}}", text).group()
+                    found = re.search("secret-[0-9a-f]+", text).group()
                 except (OSError, AttributeError):
                     pass
             folder = os.path.dirname(folder)
