@@ -37,7 +37,8 @@ from lowprec_lab.grading.verdicts import grader_hash, seed_id
 
 START = CHAPTERS[0].name
 RIGHT = "@fill\ndef sign_bit(x):\n    return (x.view(torch.int32) >> 31) & 1"
-WRONG = "@fill\ndef sign_bit(x):\n    return (x < 0).to(torch.int32)"
+PARTLY = "@fill\ndef sign_bit(x):\n    return (x < 0).to(torch.int32)"
+WRONG = "@fill\ndef sign_bit(x):\n    return x"
 
 
 # --- without nbgrader's commands -------------------------------------------------------------------------------------
@@ -94,12 +95,12 @@ def test_what_graded_a_page_is_said_and_the_seed_is_not():
     assert "1234567" not in text
 
 
-@pytest.mark.parametrize(("answer", "points"), [(RIGHT, 1.0), (WRONG, 0.0)])
+@pytest.mark.parametrize(("answer", "points"), [(RIGHT, 1.0), (PARTLY, 0.67), (WRONG, 0.0)])
 def test_a_page_is_judged_with_plain_processes_too(answer, points):
     page = new_notebook(cells=[new_code_cell(answer), new_code_cell("raise SystemExit")])
     verdict = judge_notebook(page, START, PlainProcesses(), 7)["sign_bit"]
     assert verdict.points == points, verdict.text()
-    assert bool(verdict.rows) == (points == 0)
+    assert bool(verdict.rows) == (answer == PARTLY)
 
 
 # --- nbgrader's commands ---------------------------------------------------------------------------------------------
@@ -129,6 +130,11 @@ def page_with(course, answer=RIGHT, *cells):
 
 def autograded(course, student):
     return nbformat.read(course.folder / "autograded" / student / START / f"{START}.ipynb", as_version=4)
+
+
+def state_of(folder):
+    about = {path: os.lstat(path) for path in folder.rglob("*")}
+    return {path: (each.st_ino, each.st_mode, each.st_size, each.st_mtime_ns) for path, each in about.items()}
 
 
 def everything_in(folder):
@@ -166,7 +172,7 @@ def test_everybody_is_graded_whatever_they_handed_in(room):
     (other.parent / "torch.py").write_text("raise SystemExit")
     (other.parent / "secret.txt").write_text("left where it is")
     hand_in(course, "z-right", START, right)
-    before = {path: os.lstat(path) for path in submitted.rglob("*")}
+    before = state_of(submitted)
     room.run(course.folder, "autograde", START)
     full = ["a-right", "d-twice", "e-bare", "f-renamed", "i-time", "k-files", "z-right"]
     none = ["b-broken", "c-empty-file", "g-nothing", "h-link", "j-pipe"]
@@ -174,7 +180,7 @@ def test_everybody_is_graded_whatever_they_handed_in(room):
         **dict.fromkeys(full, full_marks(START)),
         **dict.fromkeys(none, no_marks(START)),
     }
-    assert {path: os.lstat(path) for path in submitted.rglob("*")} == before
+    assert state_of(submitted) == before
     room.run(course.folder, "generate_feedback", START)
     for folder in ("autograded", "feedback"):
         files = {path.name for path in (course.folder / folder).rglob("*") if path.is_file()}
@@ -190,7 +196,7 @@ def test_everybody_is_graded_whatever_they_handed_in(room):
 
 @pytest.mark.slow
 def test_feedback_says_what_graded_it_and_loads_nothing(course, room):
-    hand_in(course, "wrong", START, page_with(course, WRONG))
+    hand_in(course, "wrong", START, page_with(course, PARTLY))
     room.run(course.folder, "autograde", START, "--student=wrong")
     room.run(course.folder, "generate_feedback", START, "--student=wrong")
     feedback = (course.folder / "feedback" / "wrong" / START / f"{START}.html").read_text(encoding="utf-8")
@@ -228,19 +234,24 @@ def test_verdicts_are_kept_and_used_while_they_fit(course, room):
 @pytest.mark.slow
 def test_without_a_sandbox_nobody_is_graded_unless_the_course_says_so(room, monkeypatch):
     course = room.course("fp8-no-sandbox", [START], release=False)
-    hand_in(course, "ada", START, page_with(course))
+    hand_in(course, "ada", START, page_with(course, WRONG))
+    room.run(course.folder, "autograde", START)
+    before = state_of(course.folder / "autograded")
+    hand_in(course, "bob", START, page_with(course))
     folder = room.place / "without-bwrap"
     folder.mkdir()
-    for name in ("python", "alembic"):
-        (folder / name).symlink_to(Path(sys.executable).parent / name)
-    monkeypatch.setenv("PATH", str(folder))
-    said = room.run(course.folder, "autograde", START, status=1)
-    assert "bubblewrap" in said
-    assert not (course.folder / "autograded" / "ada").exists()
-    config = course.folder / "nbgrader_config.py"
-    config.write_text(config.read_text().replace("# c.JudgeExecute.sandbox = False", "c.JudgeExecute.sandbox = False"))
-    room.run(course.folder, "autograde", START)
-    assert scores(course, "ada", START) == full_marks(START)
+    (folder / "alembic").symlink_to(Path(sys.executable).parent / "alembic")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(folder))
+        said = room.run(course.folder, "autograde", START, "--force", status=1)
+        assert "bubblewrap" in said
+        assert said.count("ERROR") == 1
+        assert state_of(course.folder / "autograded") == before
+        config = course.folder / "nbgrader_config.py"
+        off = "c.JudgeExecute.sandbox = False"
+        config.write_text(config.read_text().replace(f"# {off}", off))
+        room.run(course.folder, "autograde", START)
+    assert scores(course, "bob", START) == full_marks(START)
 
 
 @pytest.mark.slow

@@ -27,11 +27,12 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+from traitlets.utils.importstring import import_item
 
 from lowprec_lab.authoring import KERNEL, write_page
 from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.grading.clean import clean_text
-from lowprec_lab.grading.course import RECORD
+from lowprec_lab.grading.course import RECORD, CourseError
 
 STAGED = os.path.join(".lowprec", "staged")
 TIMESTAMP = "timestamp.txt"
@@ -303,10 +304,22 @@ def _stage_all(autograde) -> None:
                 shutil.rmtree(staged)
         for student, folder in handed_in.items():
             _stage_one(autograde, student, folder)
+        _require_engines(autograde, list(handed_in))
     except OSError as problem:
         sentence = f"{problem.filename or STAGED} could not be staged: {problem.strerror or problem}"
         autograde.log.error(sentence)
         raise NbGraderException(sentence) from None
+    except CourseError as problem:
+        autograde.log.error(str(problem))
+        raise NbGraderException(str(problem)) from None
+
+
+def _require_engines(autograde, students: list[str]) -> None:
+    """Let what grades say that it cannot before nbgrader removes anybody's grading. Raises CourseError."""
+    for engine in autograde.autograde_preprocessors:
+        kind = import_item(engine) if isinstance(engine, str) else engine
+        if hasattr(kind, "require_ready"):
+            kind(parent=autograde).require_ready(autograde.coursedir.assignment_id, students)
 
 
 def _stage_one(autograde, student: str, folder: Path) -> None:
