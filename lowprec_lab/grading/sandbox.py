@@ -29,8 +29,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lowprec_lab.grading.sandbox_view import INSIDE, PACKAGE, View, ViewError, make_view
-from lowprec_lab.grading.zygote import GO, HOME, READY, SCRATCH
+from lowprec_lab.grading.sandbox_view import GO, HOME, INSIDE, PACKAGE, READY, SCRATCH, View, ViewError, make_view
 
 NOBODY = 65534
 _START_LIMIT_S = 120.0
@@ -395,7 +394,7 @@ def _arguments(view: View, shown: list[str]) -> list[str]:
     arguments = ["--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     arguments += ["--as-pid-1"]  # the zygote itself: when it ends, the kernel ends all that is left in there
     arguments += ["--hostname", "sandbox", "--new-session", "--clearenv", "--chdir", "/"]
-    for name, value in _ENVIRONMENT.items():
+    for name, value in {**_ENVIRONMENT, **view.environment}.items():
         arguments += ["--setenv", name, value]
     for target, link in view.links:
         arguments += ["--symlink", target, link]
