@@ -109,6 +109,7 @@ def test_the_reference_gets_the_same_verdict(name, workers):
     assert said(verdict) == said(in_notebook(name, source)) == said(judge_source(BLANKS[name], source, {name: source}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
 def test_a_misconception_gets_the_same_verdict(wrong, workers):
     name, source = wrong.exercise, standing_alone(wrong)
@@ -124,6 +125,7 @@ def test_a_misconception_gets_the_same_verdict(wrong, workers):
     assert verdict.rows == original.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: f"{other.exercise}-{other.label}")
 def test_another_right_answer_gets_the_same_verdict(other, workers):
     name, source = other.exercise, other.source

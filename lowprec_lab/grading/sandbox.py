@@ -23,7 +23,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -229,9 +228,8 @@ class Sandbox:
         if self._closed:
             raise SandboxError("this sandbox was closed. Make another one: Sandbox()")
         ours, theirs = socket.socketpair()
-        stage = tempfile.mkdtemp(prefix="lowprec-lab-") if _is_root() else ""
         try:
-            command = self._command(stage, theirs.fileno())
+            command = self._command(theirs.fileno())
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -249,11 +247,8 @@ class Sandbox:
             theirs.close()
             self._stop()
             raise
-        finally:
-            if stage:
-                os.rmdir(stage)  # what was mounted on it went with the namespace
 
-    def _command(self, stage: str, control_fd: int) -> list[str]:
+    def _command(self, control_fd: int) -> list[str]:
         if sys.platform != "linux":
             raise _refusal(f"unsupported system: {sys.platform}")
         bubblewrap = shutil.which("bwrap")
@@ -263,6 +258,7 @@ class Sandbox:
             view = make_view(self._package)
         except ViewError as error:
             raise _refusal(str(error)) from None
+        stage = _stage() if _is_root() else ""
         sources = [str(source) for source, _ in view.binds]
         shown = [f"{stage}/{number}" for number in range(len(sources))] if stage else sources
         command = [os.path.realpath(bubblewrap), *_arguments(view, shown)]
@@ -387,6 +383,14 @@ def _refusal(reason: str) -> SandboxError:
 
 def _is_root() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def _stage() -> str:
+    """A folder that everybody may enter, to mount over in a namespace of its own; what is in it stays as it is."""
+    found = next((place for place in ("/mnt", "/media", "/srv", "/opt") if os.path.isdir(place)), None)
+    if found is None:
+        raise _refusal("there is no folder /mnt")
+    return found
 
 
 def _arguments(view: View, shown: list[str]) -> list[str]:
