@@ -58,7 +58,8 @@ for path in glob.glob("/proc/[0-9]*/cmdline"):
         words = open(path, "rb").read().decode(errors="replace").split(chr(0))
     except OSError:
         continue
-    if (mark in words or note in words) and words[1:3] != ["-c", sys.orig_argv[2]]:
+    jail = words[0].endswith("bwrap")
+    if (mark in words or note in words) and not jail and words[1:3] != ["-c", sys.orig_argv[2]]:
         print("{_LEFT}" + " ".join(words[3:]), flush=True)
 sys.exit(status)
 """

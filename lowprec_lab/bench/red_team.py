@@ -57,7 +57,7 @@ def run(progress: bool = True) -> dict:
     return {
         "figures": figures,
         "kinds": _by_kind(rows),
-        "table": table(rows),
+        "table": f"{_summary(_by_kind(rows))}\n\n{table(rows)}",
         "here": [asdict(result) for result in here],
         "stock": [asdict(result) for result in stock],
     }
@@ -69,9 +69,20 @@ def table(rows: list[tuple[Result, Result]]) -> str:
     lines = [f"{'attack':<{width}}  {'here':<5} {'stock':<5}  what it tries; what it gains on stock nbgrader"]
     for ours, theirs in rows:
         won = ["won" if result.gains else "n/a" if result.not_run else "-" for result in (ours, theirs)]
-        gains = "; ".join(dict.fromkeys([*(f"HERE: {gain}" for gain in ours.gains), *theirs.gains, theirs.not_run]))
+        facts = [*(f"HERE: {gain}" for gain in ours.gains), *theirs.gains, theirs.not_run]
+        gains = "; ".join(fact for fact in dict.fromkeys(facts) if fact)
         lines.append(f"{ours.attack:<{width}}  {won[0]:<5} {won[1]:<5}  {ours.tries} {gains}".rstrip())
     return "\n".join(lines)
+
+
+def _summary(kinds: dict[str, dict[str, int]]) -> str:
+    """The counts of each kind, as a table of Markdown."""
+    total = {figure: sum(counts[figure] for counts in kinds.values()) for figure in next(iter(kinds.values()))}
+    rows = [
+        f"| {kind} | {counts['attacks']} | {counts['won_here']} | {counts['won_on_stock']} |"
+        for kind, counts in [*kinds.items(), ("**all**", total)]
+    ]
+    return "\n".join(["| attacks that | number | win here | win on stock nbgrader |", "|---|---|---|---|", *rows])
 
 
 def _by_kind(rows: list[tuple[Result, Result]]) -> dict[str, dict[str, int]]:
