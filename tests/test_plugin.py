@@ -184,7 +184,7 @@ def test_everybody_is_graded_whatever_they_handed_in(room):
     room.run(course.folder, "generate_feedback", START)
     for folder in ("autograded", "feedback"):
         files = {path.name for path in (course.folder / folder).rglob("*") if path.is_file()}
-        assert files <= {f"{START}.ipynb", f"{START}.html", "timestamp.txt"}
+        assert files <= {f"{START}.ipynb", f"{START}.html", "timestamp.txt", "submission_secret.txt"}
         content = everything_in(course.folder / folder)
         assert seed.encode() not in content
         assert b"left where it is" not in content
