@@ -26,7 +26,7 @@ _LIBRARIES = (
     str(Path(__file__).parent),
     sysconfig.get_paths()["stdlib"],
     sysconfig.get_paths()["purelib"],
-    *(str(Path(library.__file__).parent) for library in (torch, np)),
+    *(str(Path(library.__file__).parents[1]) for library in (torch, np)),
 )
 
 

@@ -5,30 +5,35 @@ import csv
 import getpass
 import inspect
 import os
-import socket
 import stat
-import subprocess
 import sys
 import textwrap
-import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 import pytest
+from classroom import (
+    ROOT,
+    Room,
+    answered,
+    full_marks,
+    hand_in,
+    no_marks,
+    points_of,
+    references,
+    released,
+    scores,
+    verdicts,
+)
 from nbformat.v4 import new_output
 
 from lowprec_lab import authoring
-from lowprec_lab.authoring import source_notebook
-from lowprec_lab.blanks import BLANKS, load_chapters
+from lowprec_lab.blanks import load_chapters
 from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.graders.registry import MISCONCEPTIONS, load_graders
 from lowprec_lab.grading.course import CourseError, init_course, installed_release, read_seed, require_release
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = """\
 # %% tags=["setup"]
 from lowprec_lab.exercises import check, fill
@@ -228,115 +233,20 @@ SAVED = {
 }
 
 
-@dataclass
-class Room:
-    """A machine's worth of class: a home, an exchange, and nbgrader run as whoever is at home there."""
-
-    place: Path
-
-    @property
-    def work(self):
-        return self.place / "work"
-
-    @property
-    def exchange(self):
-        return self.place / "exchange"
-
-    @property
-    def environment(self):
-        home = self.place / "home"
-        return {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("JUPYTER", "LOWPREC", "NBGRADER"))
-            },
-            "HOME": str(home),
-            "USERPROFILE": str(home),
-            "JUPYTER_CONFIG_DIR": str(home / "config"),
-            "PYTHONPATH": str(ROOT),
-            "LOWPREC_WORK": str(self.work),
-        }
-
-    def run(self, folder, *words):
-        command = [sys.executable, "-m", "nbgrader", *words, f"--Exchange.root={self.exchange}"]
-        done = subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, f"nbgrader {' '.join(words)}:\n{done.stdout[-3000:]}{done.stderr[-6000:]}"
-        return done.stdout + done.stderr
-
-    def course(self, course_id, chapters=None, release=True):
-        made = init_course(self.place / course_id, course_id, chapters)
-        for page in made.pages:
-            self.run(made.folder, "generate_assignment", page.stem)
-            if release:
-                self.run(made.folder, "release_assignment", page.stem)
-        return made
-
-
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
     pytest.importorskip("nbgrader")
     place = tmp_path_factory.mktemp("class")
-    (place / "home").mkdir()
-    (place / "exchange").mkdir()
     for path, content in SAVED.items():
         (place / "work" / path).parent.mkdir(parents=True, exist_ok=True)
         (place / "work" / path).write_bytes(content)
-    (place / "exchange").chmod(0o777)
     return Room(place)
 
 
 @pytest.fixture(scope="module")
 def course(room):
     """The course of both chapters, released."""
-    load_chapters()
     return room.course("fp8-2027")
-
-
-def answered(page, answers):
-    """The released page at `page`, with the given sources in its answer cells."""
-    notebook = nbformat.read(page, as_version=4)
-    for cell in notebook.cells:
-        if cell.id in answers:
-            cell.source = answers[cell.id]
-    return notebook
-
-
-def references(name):
-    cells = source_notebook(authoring.SOLUTIONS / f"{name}.py").cells
-    return {cell.id: cell.source for cell in cells if cell.id in BLANKS}
-
-
-def released(course, name):
-    return course.folder / "release" / name / f"{name}.ipynb"
-
-
-def hand_in(course, student, name, notebook):
-    """A submission as a learning-management system gives it: a file in submitted/."""
-    page = course.folder / "submitted" / student / name / f"{name}.ipynb"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(notebook, page)
-
-
-def scores(course, student, name):
-    """Points of each exercise in the gradebook, and the most there are."""
-    from nbgrader.api import Gradebook
-
-    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}") as gradebook:
-        [notebook] = gradebook.find_submission(name, student).notebooks
-        return {grade.name.removeprefix("check_"): (grade.auto_score, grade.max_score) for grade in notebook.grades}
-
-
-def verdicts(course, student, name):
-    """What an autograded page says under each check, as text."""
-    page = course.folder / "autograded" / student / name / f"{name}.ipynb"
-    checks = [cell for cell in nbformat.read(page, as_version=4).cells if cell.source.startswith("check(")]
-    outputs = [output for cell in checks for output in cell.outputs]
-    return "\n".join(str(output.get("data", output).get("text/plain", output)) for output in outputs)
-
-
-def points_of(name):
-    return {exercise: blank.points for exercise, blank in BLANKS.items() if blank.chapter.name == name}
 
 
 @pytest.fixture(autouse=True)
@@ -367,11 +277,10 @@ def test_full_marks_for_the_reference_then_0_for_an_empty_page(room, course):
 
     nbformat.write(answered(page, references(name)), page)
     assert "Success! Your notebook passes all the tests." in room.run(desk, "validate", str(page))
-    full_marks = {exercise: (points, points) for exercise, points in points_of(name).items()}
-    assert submit_and_grade() == full_marks, verdicts(course, getpass.getuser(), name)
+    assert submit_and_grade() == full_marks(name), verdicts(course, getpass.getuser(), name)
     page.write_bytes(untouched)
     assert f"VALIDATION FAILED ON {len(points_of(name))} CELL" in room.run(desk, "validate", str(page))
-    assert submit_and_grade("--update") == {exercise: (0, points) for exercise, points in points_of(name).items()}
+    assert submit_and_grade("--update") == no_marks(name)
     assert files_of(room.work) == SAVED  # neither read, nor written
 
 
@@ -382,13 +291,13 @@ def test_each_misconception_costs_points(wrong_class, name):
     grading.result()
     known = {exercise: MISCONCEPTIONS[exercise] for exercise in points_of(name)}
     assert sum(map(len, known.values())) >= 4 * len(known)
-    full_marks = [
+    believed = [
         (exercise, misconception.function.__name__)
         for exercise, wrong in known.items()
         for k, misconception in enumerate(wrong)
         if scores(course, f"wrong-{k}", name)[exercise][0] >= points_of(name)[exercise]
     ]
-    assert full_marks == []
+    assert believed == []
 
 
 @pytest.fixture(scope="module")
@@ -441,64 +350,50 @@ def names_in(code):
 
 
 @pytest.mark.slow
-def test_warnings_cost_nothing_and_tricks_earn_nothing(course, room):
-    """One page: an answer that warns, one that raises, one that never ends, and a `check` that was replaced."""
+def test_each_answer_scores_what_it_deserves(course, room):
+    """One page: an answer that warns, one that raises, one that never ends, and one that replaces `check` as well."""
     name = CHAPTERS[1].name
     answers = references(name)
-    first, second, third, fourth = list(points_of(name))[:4]
+    warning, raising, endless, replacing = list(points_of(name))[:4]
     warns = "    import sys, warnings\n    warnings.warn('careful')\n    print('careful', file=sys.stderr)\n"
-    answers[first] = with_first_line(answers[first], warns)
-    answers[second] = with_first_line(answers[second], "    raise RuntimeError('no')\n")
-    answers[third] = with_first_line(answers[third], "    while True: pass\n")
-    answers[fourth] += "\n\ndef check(answer):\n    return 'all tests passed'\n"
+    answers[warning] = with_first_line(answers[warning], warns)
+    answers[raising] = with_first_line(answers[raising], "    raise RuntimeError('no')\n")
+    answers[endless] = with_first_line(answers[endless], "    while True: pass\n")
+    answers[replacing] += "\n\ndef check(answer):\n    return 'all tests passed'\n"
     hand_in(course, "odd", name, answered(released(course, name), answers))
     room.run(course.folder, "autograde", name, "--student=odd")
-    graded = scores(course, "odd", name)
-    assert graded.pop(first) == (points_of(name)[first], points_of(name)[first])
-    assert {points for points, _ in graded.values()} == {0}
+    want = full_marks(name) | {exercise: (0, points_of(name)[exercise]) for exercise in (raising, endless)}
+    assert scores(course, "odd", name) == want, verdicts(course, "odd", name)
     room.run(course.folder, "generate_feedback", name, "--student=odd")
     feedback = (course.folder / "feedback" / "odd" / name / f"{name}.html").read_text(encoding="utf-8")
-    assert "This check ended in no number" in feedback
-    assert f"✗ {second}" in feedback or f"&#10007; {second}" in feedback
-    assert form_grader_page(room, course, "odd", name).count("This check ended in no number") >= 1
+    assert f"✗ {raising}" in feedback or f"&#10007; {raising}" in feedback
+    assert "It raised RuntimeError: no" in feedback
     room.run(course.folder, "export")
     with (course.folder / "grades.csv").open() as file:
         [row] = [row for row in csv.DictReader(file) if (row["student_id"], row["assignment"]) == ("odd", name)]
-    assert float(row["score"]) == points_of(name)[first]
+    assert float(row["score"]) == sum(points for points, _ in want.values())
     assert float(row["max_score"]) == sum(points_of(name).values())
 
 
-def form_grader_page(room, course, student, name):
-    """What the form grader shows of a submission (its points come later, by a script)."""
-    from nbgrader.api import Gradebook
-
-    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}") as gradebook:
-        [notebook] = gradebook.find_submission(name, student).notebooks
-        address = f"formgrader/submissions/{notebook.id}"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "jupyter", "server", "--no-browser", f"--ServerApp.port={port}"]
-    command += ["--IdentityProvider.token=secret", "--ServerApp.ip=127.0.0.1", "--allow-root"]
-    server = subprocess.Popen(command, cwd=course.folder, env=room.environment, stderr=subprocess.DEVNULL)
-    try:
-        return wait_for(f"http://127.0.0.1:{port}/{address}?token=secret", server)
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-
-
-def wait_for(url, server, seconds=60):
-    for _ in range(4 * seconds):
-        assert server.poll() is None, "the Jupyter server ended"
-        try:
-            with urllib.request.urlopen(url, timeout=seconds) as reply:
-                return reply.read().decode()
-        except urllib.error.HTTPError:  # it answers, and not with the page
-            raise
-        except urllib.error.URLError:
-            time.sleep(0.25)
-    raise AssertionError(f"the Jupyter server did not start in {seconds} s")
+@pytest.mark.slow
+def test_nbgraders_own_engine_is_one_line_away(room):
+    """The engine that is compared with: it runs the page in a kernel, with the course's seed."""
+    name = CHAPTERS[0].name
+    course = room.course("fp8-stock", [name], release=False)
+    config = course.folder / "nbgrader_config.py"
+    ours, stock = (f'ENGINE = "lowprec_lab.grading.execute.{engine}"' for engine in ("JudgeExecute", "CourseExecute"))
+    assert config.read_text().count(ours) == 1
+    config.write_text(config.read_text().replace(ours, stock))
+    right, tricked = references(name), references(name)
+    tricked["sign_bit"] += "\n\ndef check(answer):\n    return 'all tests passed'\n"
+    for student, answers in (("right", right), ("tricked", tricked), ("empty", {})):
+        hand_in(course, student, name, answered(released(course, name), answers))
+    room.run(course.folder, "autograde", name)
+    assert scores(course, "right", name) == full_marks(name), verdicts(course, "right", name)
+    assert scores(course, "empty", name) == no_marks(name)
+    assert scores(course, "tricked", name) == no_marks(name)
+    assert "This check ended in no number" in verdicts(course, "tricked", name)
+    assert not (course.folder / ".lowprec" / "verdicts").exists()
 
 
 def with_first_line(source, lines):
@@ -519,23 +414,35 @@ def test_two_courses_side_by_side(course, room):
         (other, "bob", done),
     ):
         hand_in(one, student, name, notebook)
-    full, none = ({exercise: (share * most, most) for exercise, most in points_of(name).items()} for share in (1, 0))
-    for one, ada, bob in ((course, full, none), (other, none, full)):
+    for one, ada, bob in ((course, full_marks, no_marks), (other, no_marks, full_marks)):
         room.run(one.folder, "autograde", name, "--student=[ab]*")
-        assert scores(one, "ada", name) == ada
-        assert scores(one, "bob", name) == bob
+        assert scores(one, "ada", name) == ada(name)
+        assert scores(one, "bob", name) == bob(name)
     outbound = {path.parent.name: sorted(p.name for p in path.iterdir()) for path in room.exchange.glob("*/outbound/")}
     assert outbound == {"fp8-2027": [chapter.name for chapter in CHAPTERS], "fp8-evening": [name]}
 
 
 @pytest.mark.slow
-def test_nobody_is_graded_without_the_courses_seed(course, room):
+def test_a_lost_seed_is_replaced_by_a_fresh_one(course, room):
     name = CHAPTERS[0].name
     hand_in(course, "late", name, answered(released(course, name), references(name)))
-    seed = course.folder / "seed"
-    kept = seed.rename(course.folder / "elsewhere")
+    lost = read_seed(course.folder)
+    (course.folder / "seed").unlink()
+    assert "a fresh one was made" in room.run(course.folder, "autograde", name, "--student=late")
+    assert read_seed(course.folder) != lost
+    assert scores(course, "late", name) == full_marks(name)
+
+
+@pytest.mark.slow
+def test_nobody_is_graded_with_another_release(course, room):
+    name = CHAPTERS[0].name
+    hand_in(course, "early", name, answered(released(course, name), references(name)))
+    record = course.folder / "course.json"
+    before = record.read_text()
+    record.write_text(before.replace(f'"{installed_release()}"', '"0.0.1"'))
     try:
-        with pytest.raises(AssertionError, match="seed cannot be used"):
-            room.run(course.folder, "autograde", name, "--student=late")
+        assert "is pinned to lowprec_lab 0.0.1" in room.run(
+            course.folder, "autograde", name, "--student=early", status=1
+        )
     finally:
-        kept.rename(seed)
+        record.write_text(before)

@@ -16,7 +16,7 @@ from lowprec_lab import blanks, chapters
 from lowprec_lab.bench.other_answers import other_answers
 from lowprec_lab.blanks import BLANKS, in_order
 from lowprec_lab.calls import AnswerFailed
-from lowprec_lab.graders import oracle, registry
+from lowprec_lab.graders import oracle, registry, run
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS, Check
 from lowprec_lab.grading import judge as judge_module
@@ -109,6 +109,7 @@ def test_the_reference_gets_the_same_verdict(name, workers):
     assert said(verdict) == said(in_notebook(name, source)) == said(judge_source(BLANKS[name], source, {name: source}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
 def test_a_misconception_gets_the_same_verdict(wrong, workers):
     name, source = wrong.exercise, standing_alone(wrong)
@@ -124,6 +125,7 @@ def test_a_misconception_gets_the_same_verdict(wrong, workers):
     assert verdict.rows == original.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: f"{other.exercise}-{other.label}")
 def test_another_right_answer_gets_the_same_verdict(other, workers):
     name, source = other.exercise, other.source
@@ -205,12 +207,19 @@ def test_plain_processes_say_the_same():
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_time_for_an_exercise_is_up_whatever_its_checks_and_names_still_want(monkeypatch, workers):
-    monkeypatch.setattr(judge_module, "EXERCISE_LIMIT_S", 1.0)
+def test_time_for_an_exercise_is_up_whatever_its_checks_and_names_still_want(workers):
     text = "import time\ndef sign_bit(x):\n    time.sleep(0.4)\n    return x.int()"
-    verdict = judge(BLANKS["sign_bit"], {"sign_bit": Source(text)}, workers)
+    verdict = judge(BLANKS["sign_bit"], {"sign_bit": Source(text)}, workers, limit_s=1.0)
     assert verdict.points == 0
-    assert "too long" in verdict.text()
+    assert "It was stopped after 1 s" in verdict.text()
+
+
+def test_an_endless_loop_gets_the_same_verdict(monkeypatch, workers):
+    monkeypatch.setattr(run.run_checks, "__kwdefaults__", {**run.run_checks.__kwdefaults__, "limit_s": 0.5})
+    source = Source("def sign_bit(x):\n    while True:\n        pass")
+    verdict = judge(BLANKS["sign_bit"], {"sign_bit": source}, workers)
+    assert "It was stopped after 0.5 s" in verdict.text()
+    assert said(verdict) == said(judge_source(BLANKS["sign_bit"], source, {"sign_bit": source}))
 
 
 def test_an_answer_that_does_not_load_in_time_is_not_judged(monkeypatch, workers):

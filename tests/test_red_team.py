@@ -10,6 +10,8 @@ from lowprec_lab.bench.attack_room import active_content
 from lowprec_lab.bench.attacks import KINDS, Attack, load_attacks
 from lowprec_lab.bench.red_team import Result, grade_here, table
 from lowprec_lab.blanks import in_order
+from lowprec_lab.calls import AnswerFailed
+from lowprec_lab.sources import Source
 
 ATTACKS = {attack.name: attack for attack in load_attacks()}
 # An exercise has 60 s; beyond that are the start of a worker and its end. No attack needs two exercises' time.
@@ -46,6 +48,25 @@ def test_what_counts_as_active_content(page, found):
 def test_the_table_says_who_let_an_attack_win():
     ours, theirs = (Result("a", "secrets", "Reads.", gains) for gains in ([], ["read a file"]))
     assert table([(ours, theirs)]).splitlines()[1] == "a  -     won    Reads. read a file"
+
+
+def test_a_submission_has_an_end(monkeypatch):
+    """What the first answers take is missing to the last ones; nothing is started for them."""
+    from lowprec_lab.grading import judge
+
+    class Slow:
+        def worker(self):
+            clock[0] += 200.0  # seconds that each exercise takes
+            raise AnswerFailed("timeout", "slow")
+
+    clock = [0.0]
+    monkeypatch.setattr(judge.time, "monotonic", lambda: clock[0])
+    names = ("bit_pattern", "split_fields", "join_fields")
+    verdicts = judge.judge_all({name: Source("x = 1") for name in names}, "01_bit_layouts", Slow())
+    said = [verdicts[name].text() for name in names]
+    assert ["slow" in text for text in said] == [True, True, False]
+    assert "what a submission has for all of them" in said[2]
+    assert clock == [400.0]
 
 
 def sandbox_missing():

@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import os
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,13 +14,11 @@ from lowprec_lab.blanks import BLANKS, load_chapters
 from lowprec_lab.chapters import find_chapter
 from lowprec_lab.graders.judging import unwritten
 from lowprec_lab.graders.registry import MISCONCEPTIONS, load_graders
-
-pytest.importorskip("nbgrader")
-
-from nbgrader.api import Gradebook
-
 from lowprec_lab.grading.report import class_report
 from lowprec_lab.grading.verdicts import save_verdicts
+
+Gradebook = pytest.importorskip("nbgrader.api").Gradebook
+pytestmark = pytest.mark.filterwarnings("ignore:Object of type")  # SQLAlchemy's, about nbgrader's way with it
 
 CHAPTER = find_chapter("00").name
 load_chapters()
@@ -31,14 +33,10 @@ def verdict(points, misconception="", level="wrong"):
     return {NAME: made}
 
 
-@pytest.fixture
-def course(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A gradebook with five people: right, late, wrong twice, and one who wrote nothing. The last only handed in."""
-    import sys
-    from os import pathsep
-    from pathlib import Path
-
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=pathsep)  # nbgrader runs alembic
+    folder = tmp_path_factory.mktemp("made")
     common = MISCONCEPTIONS[NAME][0].function.__name__
     people = {
         "=ada": (verdict(MOST, level="exact"), 0.0),
@@ -47,7 +45,10 @@ def course(tmp_path, monkeypatch):
         "di": (verdict(0.0, common), 0.0),
         "eve": (verdict(0.0, level="unwritten"), 0.0),
     }
-    with Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}") as book:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # nbgrader runs alembic
+        book = Gradebook(f"sqlite:///{folder / 'gradebook.db'}")
+    with book:
         book.add_assignment(CHAPTER)
         book.add_notebook(CHAPTER, CHAPTER)
         book.add_grade_cell(f"check_{NAME}", CHAPTER, CHAPTER, max_score=MOST, cell_type="code")
@@ -56,11 +57,16 @@ def course(tmp_path, monkeypatch):
             book.add_submission(CHAPTER, student)
             book.find_grade(f"check_{NAME}", CHAPTER, CHAPTER, student).auto_score = verdicts[NAME].points
             book.find_submission_notebook(CHAPTER, CHAPTER, student).late_submission_penalty = late
-            save_verdicts(tmp_path, CHAPTER, student, "key", verdicts)
+            save_verdicts(folder, CHAPTER, student, "key", verdicts)
         book.add_student("zoe")
         book.add_submission(CHAPTER, "zoe")
         book.db.commit()
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def course(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "course")
 
 
 def test_scores_are_the_gradebooks(course):

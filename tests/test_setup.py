@@ -431,7 +431,7 @@ def test_make_alone_lists_what_there_is():
 
 def test_ci_calls_make_test_and_skips_no_browser():
     script = (ROOT / ".ci" / "run").read_text()
-    assert "export LOWPREC_REQUIRE_BROWSER=1\nmake test\n" in script
+    assert "export LOWPREC_REQUIRE_BROWSER=1 LOWPREC_REQUIRE_SANDBOX=1\nmake test\n" in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert ".ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text()
 

@@ -50,7 +50,7 @@ def staged(folder, tmp_path, note=None, answers=1, name=CHAPTER):
     assert content_of(folder) == before
     made = nbformat.read(there / f"{name}.ipynb", as_version=4)
     nbformat.validate(made)
-    assert {path.name for path in there.iterdir()} <= {f"{name}.ipynb", "timestamp.txt"}
+    assert {path.name for path in there.iterdir()} <= {f"{name}.ipynb", "timestamp.txt", "submission_secret.txt"}
     assert not any(path.is_symlink() for path in there.iterdir())
     assert made.metadata[NOTES] == submission.notes
     assert len(find_answers(made, CHAPTER)) == answers
@@ -239,6 +239,33 @@ def test_without_a_time_none_is_left_from_before(folder, tmp_path):
     (folder / "timestamp.txt").unlink()
     there, _ = staged(folder, tmp_path)
     assert [path.name for path in there.iterdir()] == [PAGE]
+
+
+def test_the_secret_that_names_the_feedback(folder, tmp_path):
+    (folder / PAGE).write_text(page())
+    (folder / "timestamp.txt").write_text("2026-11-30 10:00:00 UTC")
+    (folder / "submission_secret.txt").write_text("a0" * 64)
+    there, _ = staged(folder, tmp_path)
+    assert (there / "submission_secret.txt").read_text() == "a0" * 64
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_bytes(b"\xff\n"), lambda path: path.symlink_to("/dev/zero"),
+                                  os.mkfifo, lambda path: path.write_text("../../x"), lambda path: None])  # fmt: skip
+def test_a_secret_that_is_none_stops_nobodys_feedback(folder, tmp_path, make):
+    (folder / PAGE).write_text(page())
+    (folder / "timestamp.txt").write_text("2026-11-30 10:00:00 UTC")
+    make(folder / "submission_secret.txt")
+    there, submission = staged(folder, tmp_path)
+    assert submission.secret == ""
+    assert len((there / "submission_secret.txt").read_text()) == 128
+
+
+def test_no_time_is_no_way_around_a_penalty(folder, tmp_path):
+    (folder / PAGE).write_text(page())
+    (folder / "submission_secret.txt").write_text("a0" * 64)
+    os.utime(folder / "submission_secret.txt", (1_800_000_000, 1_800_000_000))
+    _, submission = staged(folder, tmp_path, "timestamp.txt is missing")
+    assert submission.timestamp == "2027-01-15 08:00:00 UTC"
 
 
 # --- nbgrader -------------------------------------------------------------------------------------------------------

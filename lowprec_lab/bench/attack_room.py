@@ -19,6 +19,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -45,6 +46,23 @@ c.CourseDirectory.root = str(HERE)
 c.CourseDirectory.db_url = f"sqlite:///{HERE / 'gradebook.db'}"
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 """
+# In the jail: run nbgrader, then say which processes with the mark are still there. All end with the jail.
+_LEFT = "red team: left "
+_IN_JAIL = f"""
+import glob, hashlib, subprocess, sys
+mark, *command = sys.argv[1:]
+note = hashlib.sha256(mark.encode()).hexdigest()
+status = subprocess.call(command)
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        words = open(path, "rb").read().decode(errors="replace").split(chr(0))
+    except OSError:
+        continue
+    jail = words[0].endswith("bwrap")
+    if (mark in words or note in words) and not jail and words[1:3] != ["-c", sys.orig_argv[2]]:
+        print("{_LEFT}" + " ".join(words[3:]), flush=True)
+sys.exit(status)
+"""
 HONEST_ANSWERS = ("bit_pattern", "max_finite", "machine_epsilon")
 _SCORES = """
     SELECT submitted_assignment.student_id, base_cell.name, grade.auto_score, grade.manual_score, grade.extra_credit
@@ -61,7 +79,11 @@ def student_of(number: int, attack: Attack) -> str:
 
 @dataclass
 class Room:
-    """One course, with its secrets and canaries. mark: a word that occurs nowhere else; log: of the last command."""
+    """One course, with its secrets and canaries. mark: a word that occurs nowhere else.
+
+    log: what the last command said; peak_bytes: the most memory that nbgrader's own process took; left: the command
+    lines of processes that attacks had started and that were there when it ended.
+    """
 
     place: Path
     stock: bool
@@ -69,6 +91,8 @@ class Room:
     heard: set[str] = field(default_factory=set)
     log: str = ""
     port: int = 0
+    peak_bytes: int = 0
+    left: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.secrets = {
@@ -146,21 +170,24 @@ class Room:
     def nbgrader(self, *words: str, limit_s: float) -> bool:
         """Run one of nbgrader's commands in the course. Returns whether it ended in time; its output is in `log`."""
         command = [sys.executable, "-m", "nbgrader", *words]
+        command = [*_jail(self.place), sys.executable, "-c", _IN_JAIL, self.mark, *command] if self.stock else command
         log = self.place / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=self.course, env=self._environment(), stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-            try:
-                process.wait(limit_s)
-                in_time = True
-            except subprocess.TimeoutExpired:
-                in_time = False
+            ends = time.monotonic() + limit_s
+            while process.poll() is None and time.monotonic() < ends:
+                self.peak_bytes = max(self.peak_bytes, _memory_of(process.pid))
+                time.sleep(0.2)
+            in_time = process.poll() is not None
+            if not in_time:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self.log = log.read_text(errors="replace")
+        self.left += [line.removeprefix(_LEFT) for line in self.log.splitlines() if line.startswith(_LEFT)]
         return in_time
 
     def _environment(self) -> dict[str, str]:
@@ -235,7 +262,8 @@ class Room:
         except sqlite3.Error as error:
             return [f"the gradebook cannot be read: {error}"]
         full = {name: (float(BLANKS[name].points) if name in HONEST_ANSWERS else 0.0) for name in _exercises()}
-        return [f"{student} was not graded as they deserve" for student in honest if scores.get(student) != full]
+        wrong = {student: _difference(scores.get(student, {}), full) for student in honest}
+        return [f"{student} was not graded as they deserve ({what})" for student, what in wrong.items() if what]
 
     def _leaks(self, student: str, attack: Attack) -> list[str]:
         texts = [path.read_bytes() for path in self._pages(student)]
@@ -269,7 +297,9 @@ class Room:
 
     def remains(self) -> list[str]:
         """End the processes that are left of a grading; the command lines of those that attacks had started."""
-        found = []
+        found = list(self.left)
+        if self.stock:
+            return found  # the others have ended with their jail
         for folder in glob.glob("/proc/[0-9]*"):
             with contextlib.suppress(OSError):
                 words = Path(folder, "cmdline").read_bytes().split(b"\0")
@@ -280,14 +310,10 @@ class Room:
                     os.kill(int(Path(folder).name), signal.SIGKILL)
         return found
 
-    def clean_up(self) -> None:
-        """Remove what attacks have left on the machine."""
-        for folder in ("/tmp", "/var/tmp", "/dev/shm", str(self.home), str(Path.home())):
-            for path in glob.glob(f"{folder}/{self.mark}*"):
-                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
-        if shutil.which("ipcrm"):
-            key = hex(int(self.mark[-7:], 16))
-            subprocess.run(["ipcrm", "-M", key], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def left_on_the_machine(self) -> list[str]:
+        """Files that attacks have left outside of the room. They stay: nothing is deleted where an attack has been."""
+        folders = ("/tmp", "/var/tmp", "/dev/shm", str(Path.home()))
+        return [f"left {path}" for folder in folders for path in glob.glob(f"{folder}/{self.mark}*")]
 
     # --- the pages that people open ---
 
@@ -297,6 +323,49 @@ class Room:
         feedback = self.course / "feedback" / student / CHAPTER / f"{CHAPTER}.html"
         pages = {"form grader": _form_grader_page(graded, student)} if graded.is_file() else {}
         return pages | ({"feedback": feedback.read_text("utf-8")} if feedback.is_file() else {})
+
+
+def _jail(place: Path) -> list[str]:
+    """Bubblewrap around stock nbgrader, which holds no attack back: of the machine, only the room may be written.
+
+    Inside are no rights of root, and a process namespace, a /tmp and a /dev of its own; all files can be read, as they
+    can where a class is graded. Raises RuntimeError where there is no bubblewrap.
+    """
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None:
+        raise RuntimeError("attacks on stock nbgrader run in a jail of bubblewrap. Install it (Debian: bubblewrap)")
+    return [
+        bubblewrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--cap-drop", "ALL", "--die-with-parent",
+        "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/var/tmp",
+        "--bind", str(place), str(place), "--",
+    ]  # fmt: skip
+
+
+def remove(place: Path) -> None:
+    """Remove the folder of rooms. Raises RuntimeError, and removes nothing, where something is mounted in it."""
+    mounts = Path("/proc/self/mountinfo")
+    if mounts.is_file():
+        inside = f"{os.path.realpath(place)}/"
+        points = [line.split()[4] for line in mounts.read_text().splitlines()]
+        if any(f"{point}/".startswith(inside) for point in points):
+            raise RuntimeError(
+                f"an attack has mounted something in {place}: nothing there was removed. Look before you do"
+            )
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _difference(scores: dict[str, float | None], full: dict[str, float]) -> str:
+    if not scores or None in scores.values():
+        return "not at all"
+    return ", ".join(f"{scores[name]:g} of {most:g} for {name}" for name, most in full.items() if scores[name] != most)
+
+
+def _memory_of(process: int) -> int:
+    """The most memory that a process has taken, in bytes; 0 where that cannot be known."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return 0
 
 
 def _process_namespace() -> str:

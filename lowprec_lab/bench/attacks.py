@@ -51,6 +51,7 @@ class Attack:
     attacked one. tamper: changes the notebook. place: changes the folder of the submission, given that folder and the
     course's. deserves: points that its attacked exercises may earn; 0 for those that are not named.
     honest: exercises whose answer is the reference. by_students: how many students hand this in, one after the other.
+    not_on_stock: why stock nbgrader does not get to run it.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Attack:
     deserves: dict[str, float] = field(default_factory=dict)
     honest: tuple[str, ...] = HONEST
     by_students: int = 1
+    not_on_stock: str = ""
     kind: str = ""
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import subprocess
@@ -69,7 +70,7 @@ class Classroom:
         """Put a page, or whatever else somebody took for one, where nbgrader collects submissions."""
         path = self.course / "submitted" / student / self.chapter.name / (name or f"{self.chapter.name}.ipynb")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(page if isinstance(page, bytes) else nbformat.writes(page).encode())
+        path.write_bytes(page if isinstance(page, bytes) else json.dumps(page).encode())
         return path
 
     def command(self, *words: str) -> list[str]:

@@ -18,13 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lowprec_lab.bench.attack_room import Room, active_content, student_of
+from lowprec_lab.bench.attack_room import Room, active_content, remove, student_of
 from lowprec_lab.bench.attacks import CHAPTER, KINDS, Attack, load_attacks
 from lowprec_lab.bench.chromium import chromium, find_chromium
 
 ROOMS = 2
 _HONEST_EVERY = 25
 _BATCH_LIMIT_S = 1800.0
+_MEMORY_LIMIT_BYTES = 3 * 2**30
 _STOCK_LIMIT_S = 240.0  # for one attack and one honest student: a batch that takes longer holds a class up
 
 
@@ -38,6 +39,7 @@ class Result:
     gains: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    not_run: str = ""
 
 
 def run(progress: bool = True) -> dict:
@@ -55,7 +57,7 @@ def run(progress: bool = True) -> dict:
     return {
         "figures": figures,
         "kinds": _by_kind(rows),
-        "table": table(rows),
+        "table": f"{_summary(_by_kind(rows))}\n\n{table(rows)}",
         "here": [asdict(result) for result in here],
         "stock": [asdict(result) for result in stock],
     }
@@ -66,10 +68,21 @@ def table(rows: list[tuple[Result, Result]]) -> str:
     width = max(len(ours.attack) for ours, _ in rows)
     lines = [f"{'attack':<{width}}  {'here':<5} {'stock':<5}  what it tries; what it gains on stock nbgrader"]
     for ours, theirs in rows:
-        won = ["won" if result.gains else "-" for result in (ours, theirs)]
-        gains = "; ".join(dict.fromkeys([*(f"HERE: {gain}" for gain in ours.gains), *theirs.gains]))
+        won = ["won" if result.gains else "n/a" if result.not_run else "-" for result in (ours, theirs)]
+        facts = [*(f"HERE: {gain}" for gain in ours.gains), *theirs.gains, theirs.not_run]
+        gains = "; ".join(fact for fact in dict.fromkeys(facts) if fact)
         lines.append(f"{ours.attack:<{width}}  {won[0]:<5} {won[1]:<5}  {ours.tries} {gains}".rstrip())
     return "\n".join(lines)
+
+
+def _summary(kinds: dict[str, dict[str, int]]) -> str:
+    """The counts of each kind, as a table of Markdown."""
+    total = {figure: sum(counts[figure] for counts in kinds.values()) for figure in next(iter(kinds.values()))}
+    rows = [
+        f"| {kind} | {counts['attacks']} | {counts['won_here']} | {counts['won_on_stock']} |"
+        for kind, counts in [*kinds.items(), ("**all**", total)]
+    ]
+    return "\n".join(["| attacks that | number | win here | win on stock nbgrader |", "|---|---|---|---|", *rows])
 
 
 def _by_kind(rows: list[tuple[Result, Result]]) -> dict[str, dict[str, int]]:
@@ -87,8 +100,8 @@ def _by_kind(rows: list[tuple[Result, Result]]) -> dict[str, dict[str, int]]:
 def grade_here(attacks: list[Attack], rooms: int = ROOMS) -> list[Result]:
     """Grade the attacks with this package's engine, in `rooms` courses side by side, each in one batch."""
     shares = [attacks[start::rooms] for start in range(rooms)]
-    with tempfile.TemporaryDirectory(prefix="red-team-") as place, ThreadPoolExecutor(rooms) as pool:
-        made = [Room(Path(place) / str(number), stock=False) for number in range(rooms)]
+    with _folder() as place, ThreadPoolExecutor(rooms) as pool:
+        made = [Room(place / str(number), stock=False) for number in range(rooms)]
         found = [result for results in pool.map(_grade_batch, made, shares) for result in results]
     order = {attack.name: place for place, attack in enumerate(attacks)}
     return sorted(found, key=lambda result: order[result.attack])
@@ -114,12 +127,18 @@ def _grade_batch(room: Room, attacks: list[Attack]) -> list[Result]:
             result.lost += room.lost(student, attack)
             result.seconds = max(result.seconds, times.get(student, 0.0))
             pages[student] = room.pages_for_people(student) if attack.kind == "people" else {}
-    found = [*room.disturbed(honest), *room.changed_outside(honest), *([] if ended else ["the batch did not end"])]
+    found = [
+        *room.disturbed(honest),
+        *room.changed_outside(honest),
+        *room.left_on_the_machine(),
+        *([] if ended else ["the batch did not end"]),
+    ]
+    if room.peak_bytes > _MEMORY_LIMIT_BYTES:
+        found.append(f"the process that grades took {room.peak_bytes / 2**30:.1f} GiB")
     for sentence in found:
         _blame(results, _before(sentence, students), sentence)
     for student, sentence in _seen_by_people(pages, room.mark):
         results[students[student].name].gains.append(sentence)
-    room.clean_up()
     return list(results.values())
 
 
@@ -173,18 +192,29 @@ def _seconds_by_student(room: Room, students: dict) -> dict[str, float]:
 
 def grade_on_stock(attacks: list[Attack], rooms: int = ROOMS) -> Iterator[Result]:
     """Grade each attack with stock nbgrader, in a fresh copy of a course, beside two honest students."""
-    with tempfile.TemporaryDirectory(prefix="red-team-") as place, ThreadPoolExecutor(rooms) as pool:
-        template = Path(place) / "template"
+    with _folder() as place, ThreadPoolExecutor(rooms) as pool:
+        template = place / "template"
         room = Room(template, stock=True)
         room.prepare()
         room.hand_in_honestly("a-honest")
         room.nbgrader("autograde", CHAPTER, limit_s=_STOCK_LIMIT_S)
         if room.disturbed(["a-honest"]):
             raise RuntimeError(f"stock nbgrader does not grade an honest student here: {room.log[-2000:]}")
-        yield from pool.map(lambda attack: _grade_one(template, Path(place) / attack.name, room, attack), attacks)
+        yield from pool.map(lambda attack: _grade_one(template, place / attack.name, room, attack), attacks)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="red-team-"))
+    try:
+        yield place
+    finally:
+        remove(place)
 
 
 def _grade_one(template: Path, place: Path, like: Room, attack: Attack) -> Result:
+    if attack.not_on_stock:
+        return Result(attack.name, attack.kind, attack.tries, not_run=attack.not_on_stock)
     shutil.copytree(template, place)
     room = Room(place, stock=True)
     room.secrets |= {kind: like.secrets[kind] for kind in ("seed", "home")}
@@ -212,8 +242,7 @@ def _grade_one(template: Path, place: Path, like: Room, attack: Attack) -> Resul
     except sqlite3.Error as error:
         result.gains.append(f"the gradebook cannot be read: {error}")
     result.gains += [*room.disturbed(honest), *room.changed_outside(honest)]
-    room.clean_up()
-    shutil.rmtree(place, ignore_errors=True)
+    remove(place)
     return result
 
 

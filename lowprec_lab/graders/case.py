@@ -42,7 +42,8 @@ class Call:
 class Record:
     """One comparison. `got` and `want` are the results; arrays have one row per part and one column per element.
 
-    problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then.
+    problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then, and `got`
+    is empty.
     """
 
     call: Call
@@ -128,8 +129,10 @@ class Case:
             problem = next(filter(None, found), None)
         expected = np.stack([tokens_of(w) for w in wants])
         if problem:
-            wrong = np.ones(max(1, expected.shape[1]), bool)  # one at least, also where nothing was expected
-            record = Record(self.last_call, wants, (got,), wrong, expected, show, problem)
+            # What came back is not kept: nobody shows it, and it may be large, for every call again. One element at least
+            # counts as wrong, also where nothing was expected.
+            wrong = np.ones(max(1, expected.shape[1]), bool)
+            record = Record(self.last_call, wants, (), wrong, expected, show, problem)
         else:
             tokens = np.stack([tokens_of(g) for g in gots])
             record = Record(self.last_call, wants, gots, (tokens != expected).any(axis=0), tokens, show)

@@ -79,13 +79,18 @@ def run_check(check: Check, function: Callable, seed: int, size: int = 1, limit_
         with quiet() as printed, limits:
             check.function(Answer(function, case), case)
     except TookTooLongError:
-        sentence = f"It was stopped after {limit_s:g} s: is there an endless loop, or a loop per element?"
-        outcome.failure = AnswerFailed("timeout", sentence)
+        outcome.failure = took_too_long(limit_s)
     except AnswerFailed as failure:
         outcome.failure = failure
     outcome.failed_call = case.last_call if outcome.failure else None
     outcome.printed, outcome.seconds = printed.getvalue(), time.perf_counter() - started
     return outcome
+
+
+def took_too_long(limit_s: float) -> AnswerFailed:
+    """The failure of an answer that was stopped after `limit_s`."""
+    sentence = f"It was stopped after {limit_s:g} s: is there an endless loop, or a loop per element?"
+    return AnswerFailed("timeout", sentence)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import logging
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,8 +122,10 @@ def judges(workers: int | None = None, scheduler: str | None = None, sandbox: bo
 @contextlib.contextmanager
 def _client(workers: int | None, scheduler: str | None) -> Iterator[Client]:
     if scheduler is None:
-        with dask.config.set(_SETTINGS), _local_cluster(workers or CPU_COUNT) as cluster, Client(cluster) as client:
-            yield client
+        with dask.config.set(_SETTINGS), contextlib.ExitStack() as opened:
+            with _ctrl_c_ignored():
+                cluster = opened.enter_context(_local_cluster(workers or CPU_COUNT))
+            yield opened.enter_context(Client(cluster))
         return
     try:
         client = Client(scheduler, timeout=_CONNECT_S)
@@ -143,6 +146,22 @@ def _local_cluster(workers: int) -> LocalCluster:
         dashboard_address="127.0.0.1:0", worker_dashboard_address=None, silence_logs=logging.CRITICAL,
         scheduler_kwargs={"dashboard": False}, memory_limit=0,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Let processes that are started here inherit that Ctrl-C is not for them.
+
+    A terminal sends it to all, and it is this process that ends the others, in order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -103,6 +103,15 @@ class JudgeExecute(NbGraderPreprocessor):
         nb.cells.append(graded_by(seed))
         return nb, resources
 
+    def require_ready(self, chapter: str, students: list[str]) -> None:
+        """Raise CourseError unless this course can grade; a sandbox is opened if somebody has no verdicts yet."""
+        from lowprec_lab.grading.verdicts import private_file
+
+        folder = Path(self.course)
+        require_release(folder)
+        if not all(private_file(folder, "verdicts", chapter, student).is_file() for student in students):
+            open_workers(self.sandbox)
+
     def _require_course(self, folder: Path) -> int:
         from lowprec_lab.graders.run import seed_number
 
@@ -155,6 +164,10 @@ class CourseExecute(Execute):
     """
 
     course = Unicode("", help="The course's folder, with its seed and course.json.").tag(config=True)
+
+    def require_ready(self, _chapter: str, _students: list[str]) -> None:
+        """Raise CourseError when another release is installed."""
+        require_release(Path(self.course))
 
     def preprocess(self, nb: NotebookNode, resources: dict, **arguments: object) -> tuple[NotebookNode, dict]:
         """Run the cells. Raises CourseError when another release is installed."""

@@ -17,7 +17,7 @@ from lowprec_lab.blanks import Blank, earlier_than, in_order
 from lowprec_lab.calls import AnswerFailed
 from lowprec_lab.graders import registry
 from lowprec_lab.graders.judging import grade, unwritten
-from lowprec_lab.graders.run import TIME_LIMIT_S
+from lowprec_lab.graders.run import TIME_LIMIT_S, took_too_long
 from lowprec_lab.graders.verdict import Verdict
 from lowprec_lab.grading import wire
 from lowprec_lab.grading.clean import clean_text
@@ -26,9 +26,14 @@ from lowprec_lab.sources import Source, reference_source
 
 # For one exercise, naming of misconceptions included.
 EXERCISE_LIMIT_S = 60.0
+# For all exercises of one submission: a page of endless loops takes half of it, a page that means it takes no more.
+SUBMISSION_LIMIT_S = 300.0
 _LOAD_LIMIT_S = 20.0
 _KINDS = ("exception", "timeout", "mutated", "type", "unusable")
-_TOO_LONG = "It was stopped: it took too long. Is there an endless loop, or one per element?"
+_NO_TIME_LEFT = (
+    f"The answers above it took {SUBMISSION_LIMIT_S:g} s, and that is what a submission has for all of them. "
+    "Mend those first."
+)
 _NO_REPLY = "Its process sent something that is no reply."
 
 
@@ -53,19 +58,27 @@ class RemoteAnswer:
     After a timeout or a lost worker a new worker is started, with the answer loaded again, for the next check.
     """
 
-    def __init__(self, workers: Workers, blank: Blank, source: Source, earlier: Mapping[str, Source]) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        blank: Blank,
+        source: Source,
+        earlier: Mapping[str, Source],
+        limit_s: float = EXERCISE_LIMIT_S,
+    ) -> None:
         self._workers, self._blank, self._source = workers, blank, source
         self._earlier = {name: (each.text, each.helpers) for name, each in earlier.items()}
         self._worker: Worker | None = None
         self._deadline = 0.0
-        self._ends = time.monotonic() + EXERCISE_LIMIT_S
+        self._in_all_s, self._ends = round(limit_s, 1), time.monotonic() + limit_s
+        self._limit_s = limit_s  # the limit behind the last deadline
 
     def load(self) -> None:
         """Start the worker and load the answer. Raises AnswerFailed."""
         self._worker = self._workers.worker()
         request = ("load", self._blank.name, self._source.text, self._source.helpers, self._earlier)
         try:
-            self._ask(request, min(time.monotonic() + _LOAD_LIMIT_S, self._ends))
+            self._ask(request, self._deadline_in(_LOAD_LIMIT_S))
         except AnswerFailed:
             self.close()
             raise
@@ -80,11 +93,16 @@ class RemoteAnswer:
     def begin_check(self, limit_s: float = TIME_LIMIT_S) -> Iterator[None]:
         """Give the answer `limit_s` for one check, and no more than is left for the exercise."""
         if time.monotonic() >= self._ends:
-            raise AnswerFailed("timeout", _TOO_LONG)
-        self._deadline = min(time.monotonic() + limit_s, self._ends)
+            raise took_too_long(self._in_all_s)
         if self._worker is None:
             self.load()
+        self._deadline = self._deadline_in(limit_s)
         yield
+
+    def _deadline_in(self, seconds: float) -> float:
+        soon = time.monotonic() + seconds
+        self._limit_s = seconds if soon <= self._ends else self._in_all_s
+        return min(soon, self._ends)
 
     def elsewhere(self, verb: str, args: tuple, kwargs: dict, *more: object) -> object:
         """What the answer gives for one call (see `worker.Served`). Raises AnswerFailed."""
@@ -102,7 +120,7 @@ class RemoteAnswer:
         except wire.WireError as error:
             why = self._worker.kill()
             self._worker = None
-            raise _lost(error, why) from None
+            raise took_too_long(self._limit_s) if error.late else _lost(error, why) from None
         if not isinstance(reply, dict) or not isinstance(reply.get("printed"), str):
             raise AnswerFailed("exception", _NO_REPLY)
         if show_printed and reply["printed"]:  # the run of a check collects it, as that of an answer in this process
@@ -122,8 +140,6 @@ def _is_outputs_and_gradients(result: object) -> bool:
 
 
 def _lost(error: wire.WireError, why: str) -> AnswerFailed:
-    if error.late:
-        return AnswerFailed("timeout", _TOO_LONG)
     if why:
         return AnswerFailed("exception", f"Its process ended: {clean_text(why)}.")
     return AnswerFailed("exception", f"Its process ended or broke off ({error}).")
@@ -137,22 +153,35 @@ def _failure(parts: object) -> AnswerFailed:
     return AnswerFailed(kind, clean_text(sentence, 400), clean_text(where, 200))
 
 
-def judge(blank: Blank, sources: Mapping[str, Source], workers: Workers, *, seed: int | None = None) -> Verdict:
+def judge(
+    blank: Blank,
+    sources: Mapping[str, Source],
+    workers: Workers,
+    *,
+    seed: int | None = None,
+    limit_s: float = EXERCISE_LIMIT_S,
+) -> Verdict:
     """The verdict on the answer to `blank` among `sources` (all answers of one submission)."""
     registry.load_graders()
     source = sources.get(blank.name)
     if source is None:
         return unwritten(blank, f"not written (exercise {blank.exercise})")
-    answer = RemoteAnswer(workers, blank, source, earlier_sources(blank, sources))
+    if limit_s <= 0:
+        return _failed(blank, "could not be judged", _NO_TIME_LEFT)
+    answer = RemoteAnswer(workers, blank, source, earlier_sources(blank, sources), limit_s)
     try:
         answer.load()
         return grade(blank, answer, seed=seed)
     except AnswerFailed as failure:
-        verdict = unwritten(blank, "could not be loaded", failure.sentence)
-        verdict.level = "failed"
-        return verdict
+        return _failed(blank, "could not be loaded", failure.sentence)
     finally:
         answer.close()
+
+
+def _failed(blank: Blank, headline: str, sentence: str) -> Verdict:
+    verdict = unwritten(blank, headline, sentence)
+    verdict.level = "failed"
+    return verdict
 
 
 def earlier_sources(blank: Blank, sources: Mapping[str, Source]) -> dict[str, Source]:
@@ -164,4 +193,9 @@ def earlier_sources(blank: Blank, sources: Mapping[str, Source]) -> dict[str, So
 def judge_all(sources: Mapping[str, Source], chapter: str, workers: Workers, *, seed: int | None = None) -> dict:
     """{exercise name: Verdict} for every exercise of a chapter ("01_bit_layouts")."""
     blanks = [blank for blank in in_order() if blank.chapter.name == chapter]
-    return {blank.name: judge(blank, sources, workers, seed=seed) for blank in blanks}
+    ends = time.monotonic() + SUBMISSION_LIMIT_S
+    verdicts = {}
+    for blank in blanks:
+        limit_s = min(EXERCISE_LIMIT_S, ends - time.monotonic())
+        verdicts[blank.name] = judge(blank, sources, workers, seed=seed, limit_s=limit_s)
+    return verdicts

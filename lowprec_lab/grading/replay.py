@@ -5,7 +5,6 @@ For a person who wants to see why an answer lost its points: input, theirs, righ
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from lowprec_lab.grading.course import CourseError, read_seed, require_release
 from lowprec_lab.grading.judge import RemoteAnswer, Workers, earlier_sources, judge
 from lowprec_lab.grading.processes import open_workers
 from lowprec_lab.grading.repair import find_answers
+from lowprec_lab.grading.staging import Submission, read_submission
 from lowprec_lab.sources import Source
 
 _MOST_LINES, _LINE_WIDTH = 120, 160
@@ -39,7 +39,10 @@ class Difference:
 
 @dataclass
 class Replay:
-    """One answer, judged again. wrong, cases: over all checks. source: the answer's cell, cleaned, line by line."""
+    """One answer, judged again. wrong, cases: over all checks. source: the answer's cell, cleaned, line by line.
+
+    notes: about the submission as a whole.
+    """
 
     student: str
     verdict: Verdict
@@ -47,11 +50,12 @@ class Replay:
     wrong: int
     cases: int
     source: list[str]
+    notes: list[str]
 
     def text(self) -> str:
         """All of it for a terminal: nothing in it can steer one."""
         title = f"{clean_text(self.student)}: exercise {self.verdict.exercise}, {self.verdict.name}"
-        parts = [title, clean_lines(self.verdict.text())]
+        parts = ["\n".join([title, *map(clean_text, self.notes)]), clean_lines(self.verdict.text())]
         parts += [self._difference_text(n, each) for n, each in enumerate(self.differences, start=1)]
         parts += ["\n".join(["the answer", *(f"  {line}" for line in self.source)])] if self.source else []
         return "\n\n".join(parts)
@@ -71,7 +75,7 @@ class Replay:
         ]
         return {
             "student": self.student, "verdict": self.verdict.as_dict(), "wrong": self.wrong, "cases": self.cases,
-            "differences": differences, "source": self.source,
+            "differences": differences, "source": self.source, "notes": self.notes,
         }  # fmt: skip
 
 
@@ -95,14 +99,16 @@ def replay(course: Path | str, student: str, exercise: str, *, sandbox: bool = T
     load_graders()
     require_release(folder)
     blank, seed = BLANKS[exercise], seed_number(read_seed(folder))
-    answers = find_answers(_page(folder, student, blank.chapter.name), blank.chapter.name)
+    submission = _read(folder, student, blank.chapter.name)
+    answers = find_answers(submission.notebook, blank.chapter.name)
     source = answers.get(exercise, Source(""))
     with open_workers(sandbox) as workers:
         verdict = judge(blank, answers, workers, seed=seed)
         outcomes = _outcomes(blank, answers, workers, seed) if exercise in answers else []
     wrong, cases = sum(each.wrong for each in outcomes), sum(each.cases for each in outcomes)
     differences = list(_differences(blank, outcomes, most))
-    return Replay(student, verdict, differences, wrong, cases, clean_lines(_shown(source)).splitlines())
+    lines = clean_lines(_shown(source)).splitlines()
+    return Replay(student, verdict, differences, wrong, cases, lines, submission.notes)
 
 
 def _shown(source: Source) -> str:
@@ -111,17 +117,16 @@ def _shown(source: Source) -> str:
     return f"{source.helpers}\n\n{source.text}" if written else source.text
 
 
-def _page(folder: Path, student: str, chapter: str) -> dict:
+def _read(folder: Path, student: str, chapter: str) -> Submission:
     place = folder / "submitted" / student / chapter
     if student in ("", ".", "..") or "/" in student or not place.is_dir():
         known = sorted(path.parent.name for path in folder.glob(f"submitted/*/{chapter}"))
         handed_in = f"Handed in by: {', '.join(map(clean_text, known[:20]))}" if known else "Nobody handed in anything"
         raise CourseError(f"{clean_text(student)} has no submission of {chapter} in {folder}. {handed_in}")
-    path = place / f"{chapter}.ipynb"
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as problem:
-        raise CourseError(f"{path} cannot be read: {clean_text(problem)}") from None
+        return read_submission(place, chapter)
+    except OSError as problem:
+        raise CourseError(f"{place} cannot be read: {problem.strerror or problem}") from None
 
 
 def _outcomes(blank: Blank, answers: dict[str, Source], workers: Workers, seed: int) -> list[Outcome]:

@@ -23,20 +23,18 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lowprec_lab.grading.sandbox_view import INSIDE, PACKAGE, View, ViewError, make_view
-from lowprec_lab.grading.zygote import GO, HOME, READY, SCRATCH
+from lowprec_lab.grading.sandbox_view import GO, HOME, INSIDE, PACKAGE, READY, SCRATCH, View, ViewError, make_view
 
 NOBODY = 65534
 _START_LIMIT_S = 120.0
 _WORKER_LIMIT_S = 30.0
 _KILL_LIMIT_S = 20.0
-_WATCH_EVERY_S = 0.03
+_WATCH_EVERY_S, _WATCH_CLOSELY_EVERY_S = 0.03, 0.1
 _CREDENTIALS = struct.Struct("3i")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -230,9 +228,8 @@ class Sandbox:
         if self._closed:
             raise SandboxError("this sandbox was closed. Make another one: Sandbox()")
         ours, theirs = socket.socketpair()
-        stage = tempfile.mkdtemp(prefix="lowprec-lab-") if _is_root() else ""
         try:
-            command = self._command(stage, theirs.fileno())
+            command = self._command(theirs.fileno())
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -250,11 +247,8 @@ class Sandbox:
             theirs.close()
             self._stop()
             raise
-        finally:
-            if stage:
-                os.rmdir(stage)  # what was mounted on it went with the namespace
 
-    def _command(self, stage: str, control_fd: int) -> list[str]:
+    def _command(self, control_fd: int) -> list[str]:
         if sys.platform != "linux":
             raise _refusal(f"unsupported system: {sys.platform}")
         bubblewrap = shutil.which("bwrap")
@@ -264,6 +258,7 @@ class Sandbox:
             view = make_view(self._package)
         except ViewError as error:
             raise _refusal(str(error)) from None
+        stage = _stage() if _is_root() else ""
         sources = [str(source) for source, _ in view.binds]
         shown = [f"{stage}/{number}" for number in range(len(sources))] if stage else sources
         command = [os.path.realpath(bubblewrap), *_arguments(view, shown)]
@@ -347,18 +342,22 @@ class Sandbox:
                 self._watching.clear()
                 self._watching.wait(60.0)
                 continue
-            for worker in workers:
-                self._require_modest(worker)
-            time.sleep(_WATCH_EVERY_S)
+            looked_closely = [self._require_modest(worker) for worker in workers]
+            time.sleep(_WATCH_CLOSELY_EVERY_S if any(looked_closely) else _WATCH_EVERY_S)
 
-    def _require_modest(self, worker: Worker) -> None:
+    def _require_modest(self, worker: Worker) -> bool:
+        """Stop a worker that uses more than it may. Returns whether that took a closer look, which costs time."""
         processes = _tree(worker.pid)
         if len(processes) > self.limits.processes + 2:
             worker.stop("it started too many processes")
         # Of the first two, process 1 and the worker, most is what they share with the zygote.
         used = sum(map(_resident_bytes, processes)) - self._shared_bytes * min(2, len(processes))
-        if used > self.limits.memory_bytes:
+        if used <= self.limits.memory_bytes:
+            return False
+        # What several processes share was counted for each of them.
+        if sum(map(_proportional_bytes, processes)) > self.limits.memory_bytes:
             worker.stop("it used too much memory")
+        return True
 
 
 class _ZygoteGone(Exception):
@@ -386,11 +385,20 @@ def _is_root() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
+def _stage() -> str:
+    """A folder that everybody may enter, to mount over in a namespace of its own; what is in it stays as it is."""
+    found = next((place for place in ("/mnt", "/media", "/srv", "/opt") if os.path.isdir(place)), None)
+    if found is None:
+        raise _refusal("there is no folder /mnt")
+    return found
+
+
 def _arguments(view: View, shown: list[str]) -> list[str]:
     """bubblewrap's arguments: shown[n] is where the n-th bind's source can be read."""
     arguments = ["--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    arguments += ["--as-pid-1"]  # the zygote itself: when it ends, the kernel ends all that is left in there
     arguments += ["--hostname", "sandbox", "--new-session", "--clearenv", "--chdir", "/"]
-    for name, value in _ENVIRONMENT.items():
+    for name, value in {**_ENVIRONMENT, **view.environment}.items():
         arguments += ["--setenv", name, value]
     for target, link in view.links:
         arguments += ["--symlink", target, link]
@@ -430,3 +438,14 @@ def _resident_bytes(pid: int) -> int:
             return int(sizes.read().split()[1]) * _PAGE
     except (OSError, IndexError):
         return 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """The memory of a process, with its part of what it shares; all that is resident where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except FileNotFoundError:
+        return 0
+    except (OSError, StopIteration):
+        return _resident_bytes(pid)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import stat
 import sys
 
 _NEW_MOUNTS = 0x00020000
@@ -19,22 +20,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(plan: dict) -> None:
-    """plan: {"stage": an empty folder, "sources": [path, ...], "uid", "gid", "command": [argument, ...]}.
+    """plan: {"stage": a folder, "sources": [path, ...], "uid", "gid", "command": [argument, ...]}.
 
-    Source number n is bound to stage/n. Does not return; exits with status 1 and a sentence when a step fails.
+    Source number n is bound to stage/n; outside this namespace the folder stays as it is. Does not return; exits with
+    status 1 and a sentence when a step fails.
     """
     stage = plan["stage"]
     _check("a mount namespace", _libc.unshare(_NEW_MOUNTS))
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
+    opened = [os.open(source, os.O_PATH) for source in plan["sources"]]  # one may lie where the stage covers it
     _mount("tmpfs", stage, "tmpfs", _NOSUID | _NODEV, "mode=755,size=4m")
-    for number, source in enumerate(plan["sources"]):
+    for number, fd in enumerate(opened):
         target = os.path.join(stage, str(number))
-        if os.path.isdir(source):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
             os.mkdir(target)
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-        _mount(source, target, None, _BIND | _RECURSIVE)
-    os.chmod(stage, 0o755)
+        _mount(f"/proc/self/fd/{fd}", target, None, _BIND | _RECURSIVE)
     os.setgroups([])
     os.setresgid(plan["gid"], plan["gid"], plan["gid"])
     os.setresuid(plan["uid"], plan["uid"], plan["uid"])

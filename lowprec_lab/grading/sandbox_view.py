@@ -12,12 +12,18 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 INSIDE = "/lab"
+# What an answer may write to: small folders of its own, which vanish with it.
+HOME = "/home/answer"
+SCRATCH = ("/tmp", "/dev/shm", HOME)
+# What a new worker says once it is ready, and what it then waits for.
+READY, GO = b"+", b"."
 
 # Where the package's own imports begin; what these import when they are loaded is needed too.
 _ROOTS = ("grading/zygote.py", "grading/worker.py")
@@ -33,12 +39,16 @@ class ViewError(Exception):
 
 @dataclass
 class View:
-    """Read-only binds (source on this machine, place in the sandbox), links, and folders that are covered as empty."""
+    """Read-only binds (source on this machine, place in the sandbox), links, and folders that are covered as empty.
+
+    python: the interpreter, in both. environment: variables that it needs.
+    """
 
     binds: list[tuple[Path, str]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
     covered: list[str] = field(default_factory=list)
     python: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def make_view(package: Path = PACKAGE) -> View:
@@ -69,6 +79,8 @@ def _bind_python(view: View) -> None:
         known = any(folder.is_relative_to(target) for _, target in view.binds)
         if folder.is_dir() and not folder.is_symlink() and not known:
             _bind_libraries(view, folder)
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):  # else another libpython of the system's might be taken for it
+        view.environment["LD_LIBRARY_PATH"] = str(prefix / "lib")
 
 
 def _bind_libraries(view: View, folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 nbgrader's autograde gives up on a page that is no JSON, and passes over `01_bit_layouts (1).ipynb`; it copies whatever
 lies beside a page, through symbolic links too, into folders that go back to students. So it is given a folder of its
-own for each submission, `<course>/.lowprec/staged/<student>/<chapter>/`, with one valid page and the time at which it
-was handed in.
+own for each submission, `<course>/.lowprec/staged/<student>/<chapter>/`, with one valid page, the time at which it was
+handed in, and the secret by which nbgrader returns feedback.
 
 nbgrader has no setting for the folder that autograde reads alone: `use_staged_submissions`, called by a course's
 nbgrader_config.py, puts staging in front of its Autograde, which the command, the form grader's button and the class
@@ -18,6 +18,7 @@ import glob
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Mapping
@@ -27,17 +28,19 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+from traitlets.utils.importstring import import_item
 
 from lowprec_lab.authoring import KERNEL, write_page
 from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.grading.clean import clean_text
-from lowprec_lab.grading.course import RECORD
+from lowprec_lab.grading.course import RECORD, CourseError
 
 STAGED = os.path.join(".lowprec", "staged")
 TIMESTAMP = "timestamp.txt"
+SECRET = "submission_secret.txt"
 NOTES = "lowprec_lab_notes"  # in the metadata of a staged page: what `repair` tells the instructor
 LARGEST_PAGE = 32 * 2**20
-_LARGEST_TIMESTAMP, _MOST_FILES = 200, 1_000
+_LARGEST_TIMESTAMP, _LARGEST_SECRET, _MOST_FILES = 200, 1_000, 1_000
 
 
 @dataclass
@@ -45,11 +48,13 @@ class Submission:
     """What one student handed in for one chapter.
 
     notebook: a page of nbformat 4, perhaps without cells; what is in them is not looked at here (see `repair`).
-    timestamp: when it was handed in, as nbgrader writes it, or "". notes: sentences for the instructor.
+    timestamp: when it was handed in, as nbgrader writes it, or "". secret: what names its feedback in the exchange, or
+    "". notes: sentences for the instructor.
     """
 
     notebook: NotebookNode
     timestamp: str = ""
+    secret: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -63,6 +68,10 @@ def read_submission(folder: Path | str, chapter: str) -> Submission:
     if page is not None:
         found.notebook = _read_page(page, found.notes)
     found.timestamp = _read_timestamp(folder / TIMESTAMP, found.notes)
+    if not found.timestamp and os.path.lexists(folder / SECRET):  # through the exchange, which gives every page a time
+        found.timestamp = _time_text(folder / SECRET)
+        found.notes.append(f"{TIMESTAMP} is missing. The time of {SECRET} counts: {found.timestamp}.")
+    found.secret = _read_secret(folder / SECRET)
     found.notebook.metadata = nbformat.from_dict({**KERNEL, NOTES: list(found.notes)})
     return found
 
@@ -226,9 +235,21 @@ def _read_timestamp(path: Path, notes: list[str]) -> str:
         text = _read_file(path, _LARGEST_TIMESTAMP).decode("ascii").strip()
         if parse_utc(text) is not None:
             return text
-    moment = datetime.fromtimestamp(_changed(path) / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    moment = _time_text(path)
     notes.append(f"{TIMESTAMP} says no time. That of the file itself counts: {moment}.")
     return moment
+
+
+def _time_text(path: Path) -> str:
+    return datetime.fromtimestamp(_changed(path) / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _read_secret(path: Path) -> str:
+    """What `nbgrader submit` put there, from which release_feedback makes the name of the feedback; "" if it is not."""
+    with contextlib.suppress(_CannotReadError, UnicodeDecodeError):
+        text = _read_file(path, _LARGEST_SECRET).decode("ascii")
+        return text if re.fullmatch(r"[0-9A-Za-z_-]+", text) else ""
+    return ""
 
 
 # --- staging ----------------------------------------------------------------------------------------------------------
@@ -240,8 +261,11 @@ def stage(folder: Path, chapter: str, staged: Path) -> Submission:
     write_page(staged / f"{chapter}.ipynb", (nbformat.writes(submission.notebook) + "\n").encode())
     if submission.timestamp:
         write_page(staged / TIMESTAMP, (submission.timestamp + "\n").encode())
+        # Without a secret release_feedback stops, for everybody; under one that nobody knows it passes over this page.
+        write_page(staged / SECRET, (submission.secret or secrets.token_hex(64)).encode())
     else:
         (staged / TIMESTAMP).unlink(missing_ok=True)
+        (staged / SECRET).unlink(missing_ok=True)
     return submission
 
 
@@ -303,10 +327,22 @@ def _stage_all(autograde) -> None:
                 shutil.rmtree(staged)
         for student, folder in handed_in.items():
             _stage_one(autograde, student, folder)
+        _require_engines(autograde, list(handed_in))
     except OSError as problem:
         sentence = f"{problem.filename or STAGED} could not be staged: {problem.strerror or problem}"
         autograde.log.error(sentence)
         raise NbGraderException(sentence) from None
+    except CourseError as problem:
+        autograde.log.error(str(problem))
+        raise NbGraderException(str(problem)) from None
+
+
+def _require_engines(autograde, students: list[str]) -> None:
+    """Let what grades say that it cannot before nbgrader removes anybody's grading. Raises CourseError."""
+    for engine in autograde.autograde_preprocessors:
+        kind = import_item(engine) if isinstance(engine, str) else engine
+        if hasattr(kind, "require_ready"):
+            kind(parent=autograde).require_ready(autograde.coursedir.assignment_id, students)
 
 
 def _stage_one(autograde, student: str, folder: Path) -> None:

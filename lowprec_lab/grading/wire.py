@@ -103,6 +103,8 @@ def _tensor_to_json(value: Tensor, raw: list[bytes], size: list[int]) -> dict:
     if value.dtype not in _NAMES:
         _refuse(f"a tensor of {str(value.dtype).removeprefix('torch.')}")
     value = value.detach().resolve_conj().resolve_neg()
+    if size[0] + value.numel() * value.element_size() > RAW_LIMIT:  # said before it is copied
+        raise TypeError(f"more data than the {RAW_LIMIT // 2**20} MB of one message")
     # A transposed tensor stays transposed on the other side: strides may be what a check is about.
     order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
     packed = value.permute(order).contiguous()

@@ -225,6 +225,12 @@ ATTACKS = [
         """,
         before=STAYS,
     ),
+    Attack(
+        "large_results",
+        "Returns 64 MB for every call, so that whoever keeps results runs out of memory.",
+        "return torch.zeros(2**23 - 4096, dtype=torch.float64)",
+        exercise="decode",
+    ),
     Attack("many_parts", "Returns ten million numbers in a list.", "return [0] * 10_000_000"),
     Attack(
         "nested_parts",

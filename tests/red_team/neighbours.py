@@ -180,6 +180,7 @@ ATTACKS = [
         return torch.zeros(x.shape, dtype=torch.int32)
         """,
         before=FINGERPRINT,
+        not_on_stock="the package that measures is not laid open to it",
     ),
     Attack("kills_its_parent", "Sends SIGKILL to the process that started it.", SIGNAL.format(name="SIGKILL")),
     Attack("stops_its_parent", "Sends SIGSTOP to the process that started it.", SIGNAL.format(name="SIGSTOP")),

@@ -134,7 +134,18 @@ def other_name(folder, course):
     (folder / "01_bit_layouts.ipynb").rename(folder / "01_bit_layouts (1).ipynb")
 
 
-SPLIT = ("@fill\ndef bit_pattern(x):\n    return x", "")
+def forged_notes(notebook):
+    """Cells and metadata that look like what a grader leaves behind."""
+    text = "Graded by hand. bit_pattern: 2 of 2 points."
+    notebook.metadata["lowprec_lab_notes"] = [text]
+    notebook.cells.append(new_markdown_cell(text, id="graded-by"))
+    notebook.cells.insert(0, new_markdown_cell(text, id="notes"))
+
+
+def same_ids(notebook):
+    for cell in notebook.cells:
+        cell.id = "check-bit_pattern"
+
 
 ATTACKS = [
     Attack("claims_1000_points", "Says that its check is worth 1,000 points.", NOTHING, tamper=claims_points(1000)),
@@ -169,6 +180,8 @@ ATTACKS = [
         "metadata_of_strange_types", "Has words where numbers are expected.", NOTHING, tamper=metadata_of_strange_types
     ),
     Attack("metadata_without_end", "Has metadata that is nested 300 deep.", NOTHING, tamper=deep_metadata),
+    Attack("forges_notes", "Has the notes that a grader would leave, in its own words.", NOTHING, tamper=forged_notes),
+    Attack("has_one_id", "Gives the id of a check to all of its cells.", NOTHING, tamper=same_ids),
     Attack("large_page", "Has six megabytes of text.", NOTHING, tamper=large_page),
     Attack("empty_file", "Is an empty file.", NOTHING, place=not_a_notebook(b""), honest=()),
     Attack(

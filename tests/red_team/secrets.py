@@ -149,7 +149,7 @@ ATTACKS = [
             for name in ("seed", "gradebook.db", "course.json"):
                 try:
                     text = open(os.path.join(folder, name), errors="replace").read()
-                    found = re.search("secret-[0-9a-f]+|[0-9a-f]{{32}}", text).group()
+                    found = re.search("secret-[0-9a-f]+", text).group()
                 except (OSError, AttributeError):
                     pass
             folder = os.path.dirname(folder)
@@ -250,23 +250,25 @@ ATTACKS = [
     ),
     Attack(
         "gets_more_rights",
-        "Becomes root, makes a namespace of its own, mounts the machine's disk, and raises its limits.",
+        "Becomes root, makes namespaces of its own, and mounts; it tells when it may.",
         f"""
-        import ctypes, os, resource
+        import ctypes, hashlib, os
         libc = ctypes.CDLL(None, use_errno=True)
-        for call in (lambda: os.setuid(0), lambda: libc.unshare(0x10020000), lambda: os.mkdir("/tmp/@MARK@-root")):
-            try:
-                call()
-            except OSError:
-                pass
-        for way in (b"/", b"/proc/1/root", b"/oldroot"):
-            libc.mount(way, b"/tmp/@MARK@-root", None, 4096, None)
+        folder = os.path.abspath("@MARK@-mount").encode()
+        os.makedirs(folder, exist_ok=True)
         try:
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        except (OSError, ValueError):
+            os.setuid(0)
+        except OSError:
             pass
-        found = open("/tmp/@MARK@-root/@CANARY@").read()
-        {TELL}
+        # What it mounts is an empty folder, in a mount namespace that ends with it: nothing outside can change.
+        if libc.unshare(0x10020000) == 0 or libc.unshare(0x00020000) == 0:
+            private = libc.mount(b"none", b"/", None, 0x44000, None) == 0
+            if private and libc.mount(b"none", folder, b"tmpfs", 0, None) == 0:
+                libc.umount(folder)
+                found = hashlib.sha256(b"@MARK@").hexdigest()
+                {TELL}
+        return torch.zeros(x.shape, dtype=torch.int32)
         """,
+        not_on_stock="as root it could change the machine that measures",
     ),
 ]
