@@ -11,7 +11,6 @@ et al., Mixed Precision Training, arXiv:1710.03740.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lowprec_lab.blanks import blank

@@ -15,8 +15,34 @@ try:
     import torch
 
     from lowprec_lab import RoundingExplorer, check, fill, plots, progress, question, reveal
-    from lowprec_lab.bits import NumberClass, bit_pattern, classify, decode, join_fields, max_finite, min_normal, min_subnormal, split_fields, ulp
-    from lowprec_lab.formats import BF16, E2M1, E2M3, E3M2, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, FORMATS, FP16, FP32, TF32, Format
+    from lowprec_lab.bits import (
+        NumberClass,
+        bit_pattern,
+        classify,
+        decode,
+        join_fields,
+        max_finite,
+        min_normal,
+        min_subnormal,
+        split_fields,
+        ulp,
+    )
+    from lowprec_lab.formats import (
+        BF16,
+        E2M1,
+        E2M3,
+        E3M2,
+        E4M3,
+        E4M3FNUZ,
+        E5M2,
+        E5M2FNUZ,
+        E8M0,
+        FORMATS,
+        FP16,
+        FP32,
+        TF32,
+        Format,
+    )
     from lowprec_lab.libraries import casts
     from lowprec_lab.prove import prove
     from lowprec_lab.races import race
@@ -191,7 +217,9 @@ for name, function in (("truncated", truncate_to_bfloat16), ("rounded", round_to
 def round_to(x, fmt, mode="nearest_even", overflow="saturate"):
     ### BEGIN SOLUTION
     if mode not in MODES or overflow not in ("saturate", "to_special"):
-        raise ValueError(f"mode is one of {MODES} and overflow 'saturate' or 'to_special', not {mode!r} and {overflow!r}")
+        raise ValueError(
+            f"mode is one of {MODES} and overflow 'saturate' or 'to_special', not {mode!r} and {overflow!r}"
+        )
     if overflow == "to_special" and fmt.specials == "finite":
         raise ValueError(f"{fmt.name} has no infinity and no NaN to overflow to: use overflow='saturate'")
     step = ulp(x, fmt)
@@ -454,7 +482,15 @@ prove(E4M3)
 
 # %%
 RELEASE = "https://github.com/pytorch/pytorch/blob/v2.13.0/"
-print(installed_lines("torch", "headeronly/util/Float8_e4m3fn.h", "uint8_t fp8e4m3fn_from_fp32_value", after=72, link=RELEASE + "torch/headeronly/util/Float8_e4m3fn.h"))
+print(
+    installed_lines(
+        "torch",
+        "headeronly/util/Float8_e4m3fn.h",
+        "uint8_t fp8e4m3fn_from_fp32_value",
+        after=72,
+        link=RELEASE + "torch/headeronly/util/Float8_e4m3fn.h",
+    )
+)
 
 # %% [markdown]
 # **2.A** `denorm_mask` is `141 << 23`: the bits of a float32. Which number is that, written as a power of two? Give the exponent.

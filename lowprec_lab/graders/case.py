@@ -129,8 +129,8 @@ class Case:
             problem = next(filter(None, found), None)
         expected = np.stack([tokens_of(w) for w in wants])
         if problem:
-            # What came back is not kept: nobody shows it, and it may be large, for every call again. One element at least
-            # counts as wrong, also where nothing was expected.
+            # What came back is not kept: nobody shows it, and it may be large, for every call again. At least one
+            # element counts as wrong, also where nothing was expected.
             wrong = np.ones(max(1, expected.shape[1]), bool)
             record = Record(self.last_call, wants, (), wrong, expected, show, problem)
         else:
