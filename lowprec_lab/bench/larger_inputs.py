@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.formats import FORMATS, Format
+from lowprec_lab.formats import BF16, E4M3, E5M2, FORMATS, FP16, Format
 
 RANDOM_FORMATS = 300
 FLOAT32_VALUES = 1_000_000
@@ -252,6 +252,93 @@ def _noisy_calls() -> list[tuple]:
     return calls
 
 
+def _values_for(fmt: Format, count: int) -> Tensor:
+    """The edges of a format (some of them for a wide one) and many random float32; at most about 4 * `count`."""
+    from lowprec_lab.graders import inputs
+
+    rng = np.random.default_rng(_SEED + fmt.width)
+    edges, everything = inputs.edges(fmt, max(count // 8, 20), rng), float32_values()
+    return torch.cat([edges[torch.from_numpy(rng.permutation(len(edges))[: 3 * count])], everything[-count:]])
+
+
+def _bfloat16_calls() -> list[tuple]:
+    return [*_float32_calls(), (_values_for(BF16, 200_000),)]
+
+
+def _policies(fmt: Format) -> list[tuple[str, str]]:
+    from lowprec_lab.graders.rounding import policies_of
+
+    return policies_of(fmt)
+
+
+_REFUSED = (("nearest", "saturate"), ("up", "clip"), ("Up", "saturate"), ("", ""), ("toward_zero", "to_infinity"))
+
+
+def _rounding_calls() -> list[tuple]:
+    calls = [(_values_for(fmt, 20_000), fmt) for fmt in FORMATS.values()]
+    calls += [(_values_for(fmt, 200), fmt, *policy) for fmt in all_formats() for policy in _policies(fmt)]
+    calls += [(x, fmt) for fmt in list(FORMATS.values())[3:8] for x in shapes_of(float32_values()[:1000])]
+    calls += [(torch.ones(3), fmt, *policy) for fmt in list(FORMATS.values())[:8] for policy in _REFUSED]
+    finite = [fmt for fmt in all_formats() if fmt.specials == "finite"]
+    return calls + [(torch.ones(2), fmt, mode, "to_special") for fmt in finite for mode in ("up", "nearest_even")]
+
+
+def _encoding_calls() -> list[tuple]:
+    from lowprec_lab.graders import rounding_oracle
+
+    calls = _rounding_calls()
+    finite = [call for call in calls if call[1].specials == "finite" and call[2:] in ((), *_policies(call[1]))]
+    for x, fmt, *policy in finite:  # what a finite format has codes for, besides the refusals
+        calls.append((x[~rounding_oracle.round_to(x, fmt, *policy).isnan()], fmt, *policy))
+    return calls
+
+
+def _stochastic_calls() -> list[tuple]:
+    rng = np.random.default_rng(_SEED)
+    calls = []
+    for fmt in all_formats():
+        x = _values_for(fmt, 1000)
+        noise = torch.as_tensor(rng.integers(0, 2**23, len(x)), dtype=torch.float32) * 2.0**-23
+        noise[::5], noise[1::5] = 0.0, 1 - 2.0**-23
+        policies = ("saturate", "to_special") if fmt.specials != "finite" else ("saturate",)
+        calls += [(x, fmt, noise, overflow) for overflow in policies]
+    for fmt in list(FORMATS.values())[3:6]:
+        calls += [(x, fmt, torch.full_like(x, 0.25)) for x in shapes_of(float32_values()[:1000])]
+    pair = torch.ones(2), torch.zeros(2)
+    refused = [(pair[0], fmt, pair[1], overflow) for fmt in FORMATS.values() for overflow in ("clip", "to_special")]
+    return calls + refused
+
+
+def _victim_calls() -> list[tuple]:
+    rng = np.random.default_rng(_SEED)
+    calls, formats = [], [fmt for fmt in all_formats() if fmt.width <= 16]
+    for _ in range(150):
+        via, fmt = (formats[int(place)] for place in rng.integers(0, len(formats), 2))
+        first = int(rng.integers(1, 0x7F000000))
+        ends = np.array([first, first + int(rng.integers(1, 2**13))], dtype=np.uint32)
+        calls.append((via, fmt, *ends.view(np.float32).tolist()))
+    for via, fmt in ((BF16, E4M3), (FP16, E4M3), (BF16, E5M2)):
+        calls += [(via, fmt, 1.0625 * part - 2.0**-12, 1.0625 * part + 2.0**-10) for part in range(1, 40)]
+        calls += [(via, fmt, 1.0625 + k * 2.0**-25, 1.0625 + (k + 9) * 2.0**-25) for k in range(12)]
+    return calls
+
+
+def _fast_calls() -> list[tuple]:
+    from lowprec_lab.graders.rounding import is_fast
+
+    some = float32_values()[:1000]
+    calls = [(_values_for(fmt, 5_000), fmt) for fmt in all_formats() if is_fast(fmt)]
+    return calls + [(x, E4M3) for x in shapes_of(some)] + [(some, fmt, torch.empty_like(some)) for fmt in (E4M3, E5M2)]
+
+
+def _cast_calls() -> list[tuple]:
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
+    every = [float32_values(), halves.view(torch.bfloat16), halves.view(torch.float16)]
+    calls = [(x, dtype) for x in every for dtype in _SMALL]
+    calls += [(_values_for(fmt, 10_000), fmt.torch_dtype) for fmt in FORMATS.values() if fmt.torch_dtype in _SMALL]
+    return calls + [(x, dtype) for dtype in _SMALL for x in shapes_of(float32_values()[:1000])]
+
+
 _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "sign_bit": _float32_calls,
     "bit_pattern": _float32_calls,
@@ -265,6 +352,14 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "machine_epsilon": _format_calls,
     "ulp": _ulp_calls,
     "add_float8": _float8_calls,
+    "truncate_to_bfloat16": _bfloat16_calls,
+    "round_to_bfloat16": _bfloat16_calls,
+    "round_to": _rounding_calls,
+    "encode": _encoding_calls,
+    "round_stochastic": _stochastic_calls,
+    "double_rounding_victims": _victim_calls,
+    "fast_round_to": _fast_calls,
+    "cast_saturating": _cast_calls,
     "sum_sequential": _sum_calls,
     "sum_pairwise": _sum_calls,
     "sum_kahan": _sum_calls,

@@ -1057,7 +1057,7 @@ def at_the_ends_of_the_range(answer, case):
     """Subnormals, intervals across powers of two, and values that the format in between has no room for."""
     for via, fmt, lo, hi in (
         (BF16, E4M3, 2.0**-10, 2.0**-10 * 1.003), (BF16, E5M2, 2.0**-17, 2.0**-17 * 1.002),
-        (E5M2, BF16, 61439.0, 61442.0),
+        (E5M2, BF16, 61439, 61442),
         (E4M3, E5M2, 447.9, 448.1), (E4M3, E5M2, 479.9, 480.1), (E4M3FNUZ, E5M2, 247.9, 248.1), (E2M1, E3M2, 6.99, 7.0),
         (FP16, BF16, 65500.0, 65540.0), (FP16, E4M3, 2.0**-25, 2.0**-25 * 1.004), (FP16, E8M0, 2.979e-8, 2.981e-8),
         (BF16, E4M3, 464.0, 465.0), (E2M1, E3M2, 6.499, 6.51), (BF16, E4M3, 1.999, 2.0001), (E8M0, E4M3, 1.499, 1.501),
@@ -1173,7 +1173,8 @@ def victims_of_ties_away(via, fmt, lo, hi):
 # --- 2.7 fast_round_to ------------------------------------------------------------------------------------------------
 
 
-def _is_fast(fmt: Format) -> bool:
+def is_fast(fmt: Format) -> bool:
+    """Whether `fast_round_to` has to know the format."""
     return (
         fmt.signed and fmt.subnormals and fmt.exponent_bits >= 2 and fmt.mantissa_bits <= 22 and -100 <= fmt.bias <= 127
     )
@@ -1181,11 +1182,11 @@ def _is_fast(fmt: Format) -> bool:
 
 def _fast_formats(case, count):
     """Made-up formats that fast_round_to has to know, and random ones."""
-    found = [fmt for fmt in (*inputs.MADE_UP, Format("e4m0", 4, 0, specials="finite")) if _is_fast(fmt)]
+    found = [fmt for fmt in (*inputs.MADE_UP, Format("e4m0", 4, 0, specials="finite")) if is_fast(fmt)]
     wanted = len(found) + case.count(count)
     while len(found) < wanted:
         fmt = inputs.random_format(case.rng)
-        if _is_fast(fmt):
+        if is_fast(fmt):
             found.append(fmt)
     return found
 
@@ -1193,7 +1194,7 @@ def _fast_formats(case, count):
 @check_for("fast_round_to", weight=2)
 def fast_in_registered_formats(answer, case):
     """Values, midpoints and their float32 neighbours of the registered formats with a sign and a zero."""
-    for fmt in filter(_is_fast, FORMATS.values()):
+    for fmt in filter(is_fast, FORMATS.values()):
         x = inputs.edges(fmt, case.count(300), case.rng)
         case.same_bits(answer(x, fmt), exact.round_to(x, fmt))
 

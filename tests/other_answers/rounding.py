@@ -420,7 +420,7 @@ def by_one_shift_for_all(x, fmt, out=None):
 
 @other("fast_round_to")
 def by_floor_and_rest(x, fmt, out=None):
-    size = torch.where(x.isnan(), 0.0, x.abs()).double().clamp(max=2.0**127)
+    size = torch.where(x.isnan(), 0.0, x.abs()).clamp(max=torch.finfo(torch.float32).max).double()
     power = ((size.float().view(torch.int32) >> 23) << 23).view(torch.float32).double().clamp(min=2.0 ** (1 - fmt.bias))
     step = power * 2.0**-fmt.mantissa_bits
     steps = size / step
