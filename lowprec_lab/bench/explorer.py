@@ -21,7 +21,7 @@ CASES: dict[str, tuple[str, tuple, str]] = {
     "three side by side": ("BitExplorer", (["float8_e4m3fn", "float8_e5m2", "bfloat16"],), ".lplab-bit"),
     "rounding, E4M3": ("RoundingExplorer", ("float8_e4m3fn", 0.1), "drag"),
     "rounding, BF16": ("RoundingExplorer", ("bfloat16", 0.1), "drag"),
-    "a running total": ("AccumulatorExplorer", ("bfloat16",), ".lpsum-buttons .lplab-step:enabled:not(.lpsum-play)"),
+    "a running total": ("AccumulatorExplorer", ("bfloat16",), "[aria-label='one addition']"),
 }
 
 _MEASURE = """kind => {
