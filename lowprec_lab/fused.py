@@ -13,6 +13,7 @@ References: Goldberg, What every computer scientist should know about floating-p
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import math
 import sysconfig
@@ -441,6 +442,7 @@ def _bound(function: types.FunctionType, fmt: Format, done: dict) -> types.Funct
         return done[function]
     names = dict(function.__globals__)
     names.pop("__name__", None)  # else Dynamo looks names up in the module of this name, and not here
+    names.setdefault("__builtins__", builtins)
     done[function] = copy = types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )

@@ -59,12 +59,19 @@ def saturated(x, dtype):
     return exact.encode(x.float(), fmt).to(torch.uint8).view(dtype)
 
 
+def rounded_into(x, fmt, out=None):
+    """`round_to` in the form of `fast_round_to`: exact, and not fast."""
+    result = exact.round_to(x, fmt)
+    return result if out is None else out.copy_(result)
+
+
 oracle_for("truncate_to_bfloat16", truncated)
 oracle_for("round_to_bfloat16", rounded)
 oracle_for("round_to", exact.round_to)
 oracle_for("encode", exact.encode)
 oracle_for("round_stochastic", exact.round_stochastic)
 oracle_for("double_rounding_victims", victims)
+oracle_for("fast_round_to", rounded_into)
 oracle_for("cast_saturating", saturated)
 
 
