@@ -279,7 +279,8 @@ class Explorer {
     }
     const { stop } = this.shown;
     if (stop !== null && Number.isFinite(values[stop])) {
-      const label = `stops at ${short(values[stop], 9)}, after ${stop.toLocaleString("en")} additions`;
+      const after = this.width < 560 ? "" : `, after ${stop.toLocaleString("en")} additions`;
+      const label = `stops at ${short(values[stop], 9)}${after}`;
       const end = x(stop) + 8 + label.length * 6.6 > this.width;
       picture.append(svg("circle", { class: "lpsum-stop", cx: x(stop), cy: y(values[stop]), r: 5 }));
       picture.append(svg("text", { class: "lpsum-total-label", x: x(stop) + (end ? -8 : 8), y: y(values[stop]) + 20, "text-anchor": end ? "end" : "start" }, label));

@@ -144,12 +144,13 @@ class Explorer {
       row.addEventListener("click", (event) => event.target.closest("th") || this.save({ mode }));
       return { mode, row, radio, value, code, error };
     });
-    const caption = element("caption", {}, "Shaded on the line: what the chosen mode sends to each value. A dot at the edge of a bin: the tie is on its side.");
+    const hint = element("p", { class: "lpround-keys" }, "Shaded on the line: what the chosen mode sends to each value. A dot at the edge of a bin: the tie is on its side.");
     const body = element("tbody", {}, ...this.rows.map(({ row }) => row));
     return element(
       "div",
       { class: "lpround-scroll", "data-lm-suppress-shortcuts": "true" },
-      element("table", { class: "lpround-table" }, caption, element("thead", {}, head), body),
+      element("table", { class: "lpround-table", "aria-label": "What each mode makes of the number" }, element("thead", {}, head), body),
+      hint,
     );
   }
 
@@ -449,12 +450,13 @@ class Explorer {
       if (side === "end" && at < 140) [side, at] = ["start", 6];
       if (side === "start" && at > width - 140) [side, at] = ["end", width - 6];
       const names = modes.length === MODE_KEYS.length ? ["all five modes"] : modes.map((mode) => MODE_NAMES[mode]);
+      const column = `${side}${Math.round(at)}`;
       names.forEach((text, row) => {
-        const y = AXIS + BIN + 50 + 16 * (row + (taken[`${side}${isShown}`] ?? 0));
+        const y = AXIS + BIN + 50 + 16 * (row + (taken[column] ?? 0));
         const isChosen = modes.length === MODE_KEYS.length || modes[row] === this.state.mode;
         picture.append(svg("text", { class: "lpround-mode", "data-chosen": isChosen, x: at, y, "text-anchor": side }, text));
       });
-      taken[`${side}${isShown}`] = (taken[`${side}${isShown}`] ?? 0) + names.length;
+      taken[column] = (taken[column] ?? 0) + names.length;
     }
   }
 
