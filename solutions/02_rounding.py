@@ -454,7 +454,7 @@ def fast_round_to(x, fmt, out=None):
     size = magnitude.view(torch.float32)
     subnormal = (size + magic) - magic
     rounded = torch.where(size < min_normal(fmt), subnormal, normal).clamp(max=max_finite(fmt))
-    rounded = torch.copysign(torch.where(x.isnan(), x, rounded), x)
+    rounded = torch.copysign(torch.where(x != x, x, rounded), x)  # x.isnan() is not vectorised when it is compiled
     if fmt.specials == "fnuz":
         rounded = torch.where(rounded == 0, 0.0, rounded)  # there is no -0
     return rounded if out is None else out.copy_(rounded)
