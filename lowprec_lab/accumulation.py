@@ -90,5 +90,5 @@ def sgd_with_stochastic_rounding(weight: Tensor, gradients: Tensor, lr: float, f
 
     weight: float32 values of `fmt`, (n,). gradients, noise: float32, (steps, n); noise as in `round_stochastic`.
     lr: learning rate. Returns: float32, (steps, n): the weights after each step. Each step subtracts lr * gradient in
-    float32 and rounds with that step's noise.
+    float32 and rounds with that step's noise; what is beyond the largest value saturates.
     """
