@@ -577,7 +577,7 @@ print("\n".join(lines))
 # Without the master weights the first row would be repeated for ever.
 #
 # <details><summary>A nudge</summary>Which of the two tensors does the next step read?</details>
-# <details><summary>An approach</summary>A loop over <code>gradients</code>, an update of <code>master</code>, and <code>stored[step] = rounded(master, fmt)</code> into <code>torch.empty_like(gradients)</code>. Do not change <code>weight</code> itself.</details>
+# <details><summary>An approach</summary>A loop over <code>gradients</code>, an update of the master, and the rounded master into row after row of a tensor like <code>gradients</code>. Do not change <code>weight</code> itself.</details>
 
 
 # %%

@@ -8,7 +8,7 @@ bound, and about one frame (16.7 ms) of it is waiting for the screen.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import sys
 
 from lowprec_lab.bench.chromium import chromium, show_widget
 
@@ -33,8 +33,8 @@ _MEASURE = """kind => {
 }"""
 
 
-def run(progress: Callable[[str], None] = lambda line: None) -> dict:
-    """Measure every case. progress: called with a line of text before each.
+def run(progress: bool = True) -> dict:
+    """Measure every case, with a line on stderr before each if `progress`.
 
     Returns {"figures": {"click_to_paint_ms": the worst of the medians}, "cases": {case: {"median_ms", "worst_ms",
     "clicks"}}}. Raises RuntimeError where there is no Chromium.
@@ -44,11 +44,12 @@ def run(progress: Callable[[str], None] = lambda line: None) -> dict:
     return {"figures": {"click_to_paint_ms": max(case["median_ms"] for case in cases.values())}, "cases": cases}
 
 
-def measure(browser: object, name: str, progress: Callable[[str], None] = lambda line: None) -> dict:
+def measure(browser: object, name: str, progress: bool = False) -> dict:
     """Measure the case of that name in a running browser (a playwright Browser)."""
     from lowprec_lab import explorers
 
-    progress(f"click to paint: {name}")
+    if progress:
+        print(f"click to paint: {name}", file=sys.stderr)
     kind, arguments, target = CASES[name]
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     show_widget(page, getattr(explorers, kind)(*arguments))
