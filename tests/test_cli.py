@@ -260,7 +260,7 @@ def test_bench_runs_what_its_name_says(capsys, monkeypatch):
 
 def test_each_bench_has_a_sentence_and_an_unknown_one_is_refused():
     assert all(bench.NAMES.values())
-    with pytest.raises(ValueError, match="graders, explorer, red_team, grading, import"):
+    with pytest.raises(ValueError, match="graders, explorer, red_team, grading, rounding, import"):
         bench.run("speed")
 
 
@@ -304,5 +304,6 @@ def test_an_old_console_shows_a_question_mark_instead_of_an_error():
 @pytest.mark.parametrize("name", bench.NAMES)
 def test_every_bench_is_run_the_same_way(name):
     module = importlib.import_module(f"lowprec_lab.bench.{bench._MODULES.get(name, name)}")
-    (progress,) = inspect.signature(module.run).parameters.values()
+    progress, *others = inspect.signature(module.run).parameters.values()
     assert (progress.name, progress.default, progress.annotation) == ("progress", True, "bool")
+    assert all(other.default is not other.empty for other in others)
