@@ -29,8 +29,9 @@ from lowprec_lab.grading.verdicts import grader_hash, to_json
 from lowprec_lab.sources import Source
 
 _CONNECT_S, _WORKERS_S = 15.0, 60.0
-# Nobody looks at these: no dashboard, no pages; and a task is given up when it killed two workers.
+# Nobody looks at these: no dashboard, no pages, no profile; and a task is given up when it killed two workers.
 _SETTINGS = {
+    "distributed.worker.profile.enabled": False,
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
     "distributed.scheduler.allowed-failures": 1,
