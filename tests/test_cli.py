@@ -1,6 +1,7 @@
 """The command line: what is printed where, and the exit status."""
 
 import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -298,3 +299,11 @@ def test_an_old_console_shows_a_question_mark_instead_of_an_error():
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.rstrip().endswith(b"?")
+
+
+@pytest.mark.parametrize("name", bench.NAMES)
+def test_every_bench_is_run_the_same_way(name):
+    module = importlib.import_module(f"lowprec_lab.bench.{bench._MODULES.get(name, name)}")
+    progress, *others = inspect.signature(module.run).parameters.values()
+    assert (progress.name, progress.default, progress.annotation) == ("progress", True, "bool")
+    assert all(other.default is not other.empty for other in others)

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from lowprec_lab.graders.counterexample import bit_fields, tensor_text
 
 from lowprec_lab import formats
 from lowprec_lab.blanks import BLANKS, in_order
@@ -17,6 +16,7 @@ from lowprec_lab.formats import E4M3, FORMATS, FP32
 from lowprec_lab.graders import judging, registry
 from lowprec_lab.graders import run as running
 from lowprec_lab.graders.case import tokens_of
+from lowprec_lab.graders.counterexample import bit_fields, tensor_text
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS
 from lowprec_lab.graders.run import run_checks

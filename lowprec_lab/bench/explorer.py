@@ -8,7 +8,7 @@ one frame (16.7 ms) of it is waiting for the screen.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import sys
 
 from lowprec_lab.bench.chromium import chromium, show_widget
 
@@ -29,8 +29,8 @@ document.addEventListener("click", (event) => {
 """
 
 
-def run(progress: Callable[[str], None] = lambda line: None) -> dict:
-    """Measure every case. progress: called with a line of text before each.
+def run(progress: bool = True) -> dict:
+    """Measure every case, with a line on stderr before each if `progress`.
 
     Returns {"figures": {"click_to_paint_ms": the worst of the medians}, "cases": {case: {"median_ms", "worst_ms",
     "clicks"}}}. Raises RuntimeError where there is no Chromium.
@@ -40,11 +40,12 @@ def run(progress: Callable[[str], None] = lambda line: None) -> dict:
     return {"figures": {"click_to_paint_ms": max(case["median_ms"] for case in cases.values())}, "cases": cases}
 
 
-def measure(browser: object, name: str, progress: Callable[[str], None] = lambda line: None) -> dict:
+def measure(browser: object, name: str, progress: bool = False) -> dict:
     """Measure the case of that name in a running browser (a playwright Browser)."""
     from lowprec_lab.explorers import BitExplorer
 
-    progress(f"click to paint: {name}")
+    if progress:
+        print(f"click to paint: {name}", file=sys.stderr)
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     show_widget(page, BitExplorer(CASES[name]))
     times = click_to_paint(page)
