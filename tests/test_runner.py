@@ -467,6 +467,8 @@ def test_what_kills_its_worker_is_named_and_the_others_go_on():
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(room):
     """As a terminal sends it: to the command and to all its workers."""
+    for number in range(16):
+        room.hand_in(f"more-{number:02}", room.answered(references(START)))
     process = subprocess.Popen(
         room.grade_command("--workers", "1"), cwd=room.course, env=room.environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -480,12 +482,61 @@ def test_ctrl_c_keeps_what_is_done(room):
     assert process.returncode == 130, said
     assert "Traceback" not in said
     kept = notes_of(room)
-    assert 1 <= len(kept) < 4
+    assert 1 <= len(kept) < 20
     done = room.grade("--workers", "1")
     assert done.returncode == 0
-    assert "4/4" in done.stderr  # the bar
+    assert "20/20" in done.stderr  # the bar
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert len(graded_students(room)) == 20
+
+
+def test_ctrl_c_waits_for_the_grade_that_is_being_written(room, here, monkeypatch):
+    from lowprec_lab.grading.writer import Writer
+
+    stock = Writer._autograde
+
+    def interrupted(self, student):
+        stock(self, student)
+        if student == "ben":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_autograde", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            grade(room)
+    assert [path.stem for path in notes_of(room)] == graded_students(room) == ["ann", "ben"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    grade(room)
     assert graded_students(room) == list(STUDENTS)
+
+
+def test_ctrl_c_that_nobody_heard_is_not_lost_and_a_second_one_does_not_wait():
+    from lowprec_lab.grading.interrupt import CtrlC
+
+    class Deaf:
+        def __del__(self):  # Python forgets what is raised here
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def work(reached, first, second=lambda: None):
+        with CtrlC() as ctrl_c:
+            with ctrl_c.step():
+                first()
+                reached.append("the end of the step")
+            second()
+            reached.append("the end of the work")
+
+    def press():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def press_twice():
+        press()
+        press()
+
+    for where, steps in (((Deaf,), 1), ((press,), 1), ((press_twice,), 0), ((lambda: None, press), 1)):
+        reached = []
+        with pytest.raises(KeyboardInterrupt):
+            work(reached, *where)
+        assert len(reached) == steps
 
 
 def notes_of(room):

@@ -21,6 +21,7 @@ from lowprec_lab.graders.run import seed_number
 from lowprec_lab.grading.clean import clean_text
 from lowprec_lab.grading.cluster import Job, judges, packed
 from lowprec_lab.grading.course import CourseError, require_release, seed_or_new
+from lowprec_lab.grading.interrupt import CtrlC
 from lowprec_lab.grading.repair import find_answers
 from lowprec_lab.grading.report import ClassReport, class_report
 from lowprec_lab.grading.staging import read_submission
@@ -86,10 +87,11 @@ def grade_class(
             for sentence in [*room.notes, *map(_failure_text, room.failed.items())]:
                 say(sentence)
             ready = _judged(room, kept - written, written | kept, (workers, scheduler, sandbox), say)
-            with contextlib.closing(ready):
+            with CtrlC() as ctrl_c, contextlib.closing(ready):
                 for student in ready:
-                    _write(room, student, say)
-                    step()
+                    with ctrl_c.step():
+                        _write(room, student, say)
+                        step()
     try:
         return class_report(folder, name, room.failed, room.notes, room.writer.db_url)
     except OSError as problem:
