@@ -81,7 +81,7 @@ def blank(
 
 
 def current(name: str) -> Callable:
-    """The function that runs for a blank now: the learner's, else a supplied one. Raises NotWrittenError."""
+    """The function that runs for a blank now: the learner's, else a supplied one. Raises AnswerError."""
     if name in FILLED:
         return FILLED[name]
     if name not in SUPPLIED:

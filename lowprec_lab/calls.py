@@ -18,7 +18,8 @@ from torch import Tensor
 from lowprec_lab.formats import Format
 
 _MESSAGE_LIMIT = 200
-_BIT_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# By the size of an element in bytes: the whole-number dtype that shows its bits.
+BIT_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # torch and numpy may be installed elsewhere than Python thinks, as in a class's sandbox.
 _LIBRARIES = (
     str(Path(__file__).parent),
@@ -126,9 +127,7 @@ def copy_data(value: object) -> object:
 
 def bits_of(value: Tensor) -> np.ndarray:
     """The bits of a tensor's elements as a flat int64 array."""
-    flat = value.detach().contiguous().reshape(-1)
-    view = flat.view(torch.uint8 if flat.dtype == torch.bool else _BIT_VIEWS[flat.element_size()])
-    return view.numpy().astype(np.int64)
+    return _raw(value.detach()).numpy().astype(np.int64)
 
 
 def same_data(left: object, right: object) -> bool:
@@ -144,8 +143,7 @@ def same_data(left: object, right: object) -> bool:
 
 def _raw(value: Tensor) -> Tensor:
     """The bits of the elements, flat. The view keeps the elements' size: one of bytes fails on strides of numpy's."""
-    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
-    return value.contiguous().reshape(-1).view(same_size)
+    return value.contiguous().reshape(-1).view(BIT_VIEWS[value.element_size()])
 
 
 def _require_data(result: object) -> object:

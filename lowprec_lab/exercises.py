@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from lowprec_lab import blanks
+from lowprec_lab.answers import SavedAnswer
 from lowprec_lab.blanks import BLANKS, FILLED, Blank, blank, blank_of, in_order, load_chapters
+from lowprec_lab.files import under_grading
 from lowprec_lab.graders import registry
 from lowprec_lab.graders.judging import grade, unwritten
 from lowprec_lab.graders.verdict import Verdict
@@ -22,12 +24,14 @@ from lowprec_lab.limits import TookTooLongError, time_limit
 from lowprec_lab.sources import (
     AnswerError,
     Source,
+    ipython_shell,
     is_untouched,
     last_cell_defining,
     load,
     reference,
     reference_source,
     source_of,
+    without_marks,
 )
 
 __all__ = [
@@ -171,21 +175,17 @@ def supply(name: str) -> Supply:
 
 
 def _saved(target: Blank) -> Supply | None:
-    entry, helpers, _ = _saved_entry(target)
+    entry, helpers = _saved_entry(target)
     if entry is None:
         return None
+    source = Source(entry.source, helpers or "")
     try:
-        function = load(
-            Source(entry.source, helpers or ""),
-            target,
-            _in_use,
-            f"answers/{target.module}.py: {target.name}",
-        )
+        function = load(source, target, _in_use, f"answers/{target.module}.py: {target.name}")
     except AnswerError as error:
         print(f"your saved {target.name} was left out: {error}")
         return None
     function.__lowprec_blank__ = target.name
-    _SOURCES[target.name] = Source(entry.source, helpers or "")
+    _SOURCES[target.name] = source
     return Supply(
         function, "saved", f"your saved {target.name} of {_date(entry.saved_at)} (exercise {target.exercise})"
     )
@@ -194,8 +194,8 @@ def _saved(target: Blank) -> Supply | None:
 _TOLD: set[str] = set()
 
 
-def _saved_entry(target: Blank) -> tuple:
-    """(saved answer or None, helpers, problems); every problem is told once."""
+def _saved_entry(target: Blank) -> tuple[SavedAnswer | None, str | None]:
+    """The saved answer and its helpers, None where there are none (and under nbgrader); problems are told once."""
     from lowprec_lab import workspace
 
     answers = workspace.load_answers(target.module)
@@ -203,11 +203,11 @@ def _saved_entry(target: Blank) -> tuple:
         if problem not in _TOLD:
             _TOLD.add(problem)
             print(problem)
-    return answers.answers.get(target.name), answers.helpers, answers.problems
+    return answers.answers.get(target.name), answers.helpers
 
 
-def _date(moment: object) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M") if hasattr(moment, "astimezone") else str(moment)
+def _date(moment: datetime) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 # --- check ------------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def check(answer: object, *, report: bool = False) -> float | None:
     if report:
         verdict.notes.append(f"report: {_write_report(target, verdict)}")
     _show(verdict)
-    return verdict.points if _under_nbgrader() else None
+    return verdict.points if under_grading() else None
 
 
 def _no_exercise(name: str) -> str:
@@ -252,7 +252,7 @@ def verdict_on(answer: object, target: Blank) -> Verdict:
     at_fault = _earlier_at_fault(target, _SOURCES.get(target.name))
     if at_fault:
         _pass_all_the_same(verdict, at_fault)
-    elif not _under_nbgrader() and (saved := _saved_entry(target)[0]):
+    elif saved := _saved_entry(target)[0]:
         verdict.notes.append(f"Your right answer of {_date(saved.saved_at)} stays saved.")
     return verdict
 
@@ -273,7 +273,7 @@ def _is_dispatcher(answer: object) -> bool:
 
 
 def _nothing_filled(target: Blank) -> Verdict:
-    entry, _, _ = (None, None, None) if _under_nbgrader() else _saved_entry(target)
+    entry, _ = _saved_entry(target)
     how = f"Write exercise {target.exercise} in the cell above and run it (Shift+Enter), then run this one."
     if entry is None:
         return unwritten(target, f"not written yet (exercise {target.exercise})", how)
@@ -315,7 +315,7 @@ def _keep(target: Blank) -> list[str]:
     """Save a passing answer where there is a kernel to save from, and say what the pass opens."""
     notes = [target.unlocks] if target.unlocks else []
     source = _SOURCES.get(target.name)
-    if _under_nbgrader() or not _interactive() or source is None:
+    if under_grading() or not _interactive() or source is None:
         return notes
     from lowprec_lab import workspace
 
@@ -334,16 +334,8 @@ def _write_report(target: Blank, verdict: Verdict) -> Path:
     return write_report(target, verdict, source.text if source else "")
 
 
-def _under_nbgrader() -> bool:
-    return bool(os.environ.get("NBGRADER_EXECUTION"))
-
-
 def _interactive() -> bool:
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
-    return get_ipython() is not None
+    return ipython_shell() is not None
 
 
 def _show(thing: object) -> None:
@@ -368,16 +360,13 @@ def reveal(answer: object) -> None:
     if source is None:
         print(f"No reference answer for {target.name} is installed here. A teacher may publish it after the deadline.")
         return
-    text = "\n".join(line for line in source.text.splitlines() if line.strip() not in _MARKERS)
+    text = without_marks(source.text)
     if _interactive():
         from IPython.display import Code, display
 
         display(Code(text, language="python"))
     else:
         print(text)
-
-
-_MARKERS = ("### BEGIN SOLUTION", "### END SOLUTION")
 
 
 def progress() -> None:

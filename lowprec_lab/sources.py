@@ -19,7 +19,7 @@ import linecache
 import math
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.percent import Cell, read_cells
 
 HELPERS_MARK = "# Your helpers"
+_SOLUTION_MARKS = ("### BEGIN SOLUTION", "### END SOLUTION")
 
 
 class AnswerError(Exception):
@@ -72,13 +73,18 @@ def _code_of(thing: object) -> types.CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def _cells_run() -> list[str]:
-    """The cells that were run in this kernel, the last one first; none outside IPython."""
+def ipython_shell() -> object | None:
+    """The shell of the notebook or terminal that this runs in; None outside IPython."""
     try:
         from IPython import get_ipython
     except ImportError:
-        return []
-    shell = get_ipython()
+        return None
+    return get_ipython()
+
+
+def _cells_run() -> list[str]:
+    """The cells that were run in this kernel, the last one first; none outside IPython."""
+    shell = ipython_shell()
     return list(reversed(shell.user_ns.get("In", []))) if shell is not None else []
 
 
@@ -279,3 +285,32 @@ def _reference_later(user: str) -> Callable[[str], Callable]:
         return call
 
     return earlier
+
+
+def without_marks(text: str) -> str:
+    """An answer's text without the lines that mark where its page is cleared for learners."""
+    return "\n".join(line for line in text.splitlines() if line.strip() not in _SOLUTION_MARKS)
+
+
+def earlier_sources(blank: Blank, sources: Mapping[str, Source]) -> dict[str, Source]:
+    """What stands in for earlier exercises: the references, so that a mistake costs once; else the submission's own."""
+    found = {other.name: reference_source(other.name) or sources.get(other.name) for other in earlier_than(blank.name)}
+    return {name: source for name, source in found.items() if source is not None}
+
+
+def earlier_answers(sources: Mapping[str, Source]) -> Callable[[str], Callable]:
+    """For each earlier exercise, a function that loads its source when it is first called."""
+
+    def find(name: str) -> Callable:
+        loaded: list[Callable] = []
+
+        def call(*args: object, **kwargs: object) -> object:
+            if name not in sources:
+                raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not among the answers")
+            if not loaded:
+                loaded.append(load(sources[name], BLANKS[name], find, f"reference: {name}"))
+            return loaded[0](*args, **kwargs)
+
+        return call
+
+    return find

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from lowprec_lab.blanks import BLANKS, Blank, in_order
 from lowprec_lab.graders import registry
-from lowprec_lab.graders.judging import grade, unwritten
+from lowprec_lab.graders.judging import failed, grade, unwritten
 from lowprec_lab.graders.verdict import Verdict
-from lowprec_lab.sources import AnswerError, Source, load, reference, sources_in
+from lowprec_lab.sources import AnswerError, Source, earlier_answers, earlier_sources, load, sources_in
 
 
 def check_folder(path: str | Path | None = None, names: list[str] | None = None) -> dict:
@@ -41,29 +41,10 @@ def judge_source(target: Blank, source: Source | None, sources: dict[str, Source
     if source is None:
         return unwritten(target, f"not written yet (exercise {target.exercise}, page {target.page})")
     try:
-        return grade(target, load(source, target, lambda name: _earlier(name, sources), f"answer: {target.name}"))
+        earlier = earlier_answers(earlier_sources(target, sources))
+        return grade(target, load(source, target, earlier, f"answer: {target.name}"))
     except AnswerError as error:
-        verdict = unwritten(target, "could not be loaded", str(error))
-        verdict.level = "failed"
-        return verdict
-
-
-def _earlier(name: str, sources: dict[str, Source]):
-    """The reference for an earlier exercise, so that a mistake costs once; the folder's own where there is none."""
-    loaded: list = []
-
-    def call(*args: object, **kwargs: object) -> object:
-        if not loaded:
-            loaded.append(reference(name) or _own(name, sources))
-        return loaded[0](*args, **kwargs)
-
-    return call
-
-
-def _own(name: str, sources: dict[str, Source]):
-    if name not in sources:
-        raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not among the answers")
-    return load(sources[name], BLANKS[name], lambda other: _earlier(other, sources), f"answer: {name}")
+        return failed(target, "could not be loaded", str(error))
 
 
 def _blank(name: str) -> Blank:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lowprec_lab.blanks import Blank
+from lowprec_lab.calls import BIT_VIEWS
 from lowprec_lab.formats import FORMATS, Format
 from lowprec_lab.graders.case import Call, Record
 from lowprec_lab.graders.verdict import Row
@@ -57,13 +58,9 @@ def _element_row(label: str, element: object, code_format: Format | None) -> Row
         return Row(label, value, [] if outside else bit_fields(code, code_format))
     if element.dtype in _OWN_FORMAT:
         fmt = _OWN_FORMAT[element.dtype]
-        bits = int(element.reshape(1).view(_unsigned_view(fmt.width)).to(torch.int64)) % 2**fmt.width
+        bits = int(element.reshape(1).view(BIT_VIEWS[fmt.width // 8]).to(torch.int64)) % 2**fmt.width
         return Row(label, repr(float(element)), bit_fields(bits, fmt))
     return Row(label, repr(element.item()))
-
-
-def _unsigned_view(width: int) -> torch.dtype:
-    return {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
 
 
 def bit_fields(code: int, fmt: Format) -> list[tuple[str, str]]:
@@ -122,7 +119,7 @@ def tensor_text(value: Tensor) -> str:
     if not value.numel():
         return f"torch.empty({tuple(value.shape)}{dtype})"
     if value.dtype.is_floating_point and (value.isnan().any() or value.element_size() < 4):
-        view = _unsigned_view(value.element_size() * 8)
+        view = BIT_VIEWS[value.element_size()]
         return f"torch.tensor({value.contiguous().view(view).tolist()}, dtype={view}).view({value.dtype})"
     numbers = re.sub(r"\binf\b", "float('inf')", repr(value.tolist()))
     return f"torch.tensor({numbers}{dtype})"

@@ -41,6 +41,13 @@ def unwritten(blank: Blank, headline: str, *notes: str) -> Verdict:
     )
 
 
+def failed(blank: Blank, headline: str, sentence: str) -> Verdict:
+    """The verdict on an answer that is there and cannot be judged."""
+    verdict = unwritten(blank, headline, sentence)
+    verdict.level = "failed"
+    return verdict
+
+
 def _summary(blank: Blank, outcomes: list[Outcome]) -> Verdict:
     cases, wrong = sum(o.cases for o in outcomes), sum(o.wrong for o in outcomes)
     tried = {o.check.name: o for o in outcomes}

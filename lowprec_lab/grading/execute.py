@@ -137,18 +137,14 @@ def open_workers(sandbox: bool = True) -> object:
 
 @functools.lru_cache(maxsize=4)
 def _open_workers(sandbox: bool, _process: int) -> object:
+    from lowprec_lab.grading import processes
+    from lowprec_lab.grading.sandbox import SandboxError
+
     stack = contextlib.ExitStack()
-    if sandbox:
-        from lowprec_lab.grading.sandbox import Sandbox, SandboxError
-
-        try:
-            workers = stack.enter_context(Sandbox())
-        except SandboxError as problem:
-            raise CourseError(str(problem)) from None
-    else:
-        from lowprec_lab.grading.processes import PlainProcesses
-
-        workers = stack.enter_context(PlainProcesses())
+    try:
+        workers = stack.enter_context(processes.open_workers(sandbox))
+    except SandboxError as problem:
+        raise CourseError(str(problem)) from None
     atexit.register(stack.close)
     return workers
 

@@ -13,16 +13,16 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lowprec_lab.blanks import Blank, earlier_than, in_order
+from lowprec_lab.blanks import Blank, in_order
 from lowprec_lab.calls import AnswerFailed
 from lowprec_lab.graders import registry
-from lowprec_lab.graders.judging import grade, unwritten
+from lowprec_lab.graders.judging import failed, grade, unwritten
 from lowprec_lab.graders.run import TIME_LIMIT_S, took_too_long
 from lowprec_lab.graders.verdict import Verdict
 from lowprec_lab.grading import wire
 from lowprec_lab.grading.clean import clean_text
 from lowprec_lab.grading.worker import PRINTED_LIMIT
-from lowprec_lab.sources import Source, reference_source
+from lowprec_lab.sources import Source, earlier_sources
 
 # For one exercise, naming of misconceptions included.
 EXERCISE_LIMIT_S = 60.0
@@ -167,27 +167,15 @@ def judge(
     if source is None:
         return unwritten(blank, f"not written (exercise {blank.exercise})")
     if limit_s <= 0:
-        return _failed(blank, "could not be judged", _NO_TIME_LEFT)
+        return failed(blank, "could not be judged", _NO_TIME_LEFT)
     answer = RemoteAnswer(workers, blank, source, earlier_sources(blank, sources), limit_s)
     try:
         answer.load()
         return grade(blank, answer, seed=seed)
     except AnswerFailed as failure:
-        return _failed(blank, "could not be loaded", failure.sentence)
+        return failed(blank, "could not be loaded", failure.sentence)
     finally:
         answer.close()
-
-
-def _failed(blank: Blank, headline: str, sentence: str) -> Verdict:
-    verdict = unwritten(blank, headline, sentence)
-    verdict.level = "failed"
-    return verdict
-
-
-def earlier_sources(blank: Blank, sources: Mapping[str, Source]) -> dict[str, Source]:
-    """What stands in for earlier exercises: the references, so that a mistake costs once; else the submission's own."""
-    found = {other.name: reference_source(other.name) or sources.get(other.name) for other in earlier_than(blank.name)}
-    return {name: source for name, source in found.items() if source is not None}
 
 
 def judge_all(sources: Mapping[str, Source], chapter: str, workers: Workers, *, seed: int | None = None) -> dict:

@@ -11,10 +11,9 @@ from pathlib import Path
 from lowprec_lab.blanks import in_order
 from lowprec_lab.chapters import CHAPTERS, Chapter
 from lowprec_lab.grading.course import CourseError, installed_release
-from lowprec_lab.sources import Source, references_folder, sources_in
+from lowprec_lab.sources import Source, references_folder, sources_in, without_marks
 
 RECORD = "references.json"
-_MARKERS = ("### BEGIN SOLUTION", "### END SOLUTION")
 
 
 def pack_references(through: Chapter, out: Path | str) -> list[Path]:
@@ -71,11 +70,8 @@ def _page(answers: list[Source]) -> str:
     helpers = next((answer.helpers for answer in answers if answer.helpers), "")
     texts = [helpers] if helpers else []
     texts += list(dict.fromkeys(answer.text for answer in answers))
-    return "\n\n".join(f"# %%\n{_without_markers(text)}" for text in texts) + "\n"
-
-
-def _without_markers(text: str) -> str:
-    return "\n".join(line for line in text.strip("\n").splitlines() if line.strip() not in _MARKERS)
+    cells = [without_marks(text.strip("\n")) for text in texts]
+    return "\n\n".join(f"# %%\n{cell}" for cell in cells) + "\n"
 
 
 def _write_folder(out: Path, contents: dict[str, str]) -> None:

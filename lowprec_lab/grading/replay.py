@@ -19,11 +19,11 @@ from lowprec_lab.graders.run import Outcome, run_checks, seed_number
 from lowprec_lab.graders.verdict import Row, Verdict
 from lowprec_lab.grading.clean import clean_text
 from lowprec_lab.grading.course import CourseError, read_seed, require_release
-from lowprec_lab.grading.judge import RemoteAnswer, Workers, earlier_sources, judge
+from lowprec_lab.grading.judge import RemoteAnswer, Workers, judge
 from lowprec_lab.grading.processes import open_workers
 from lowprec_lab.grading.repair import find_answers
 from lowprec_lab.grading.staging import Submission, read_submission
-from lowprec_lab.sources import Source
+from lowprec_lab.sources import Source, earlier_sources
 
 _MOST_LINES, _LINE_WIDTH = 120, 160
 

@@ -65,12 +65,20 @@ def private_file(course: Path, kind: str, chapter: str, student: str) -> Path:
 
 def to_json(verdicts: Mapping[str, Verdict]) -> str:
     """Verdicts by exercise as JSON text."""
-    return json.dumps({name: verdict.as_dict() for name, verdict in verdicts.items()}, indent=1)
+    return json.dumps(_to_data(verdicts), indent=1)
+
+
+def _to_data(verdicts: Mapping[str, Verdict]) -> dict[str, dict]:
+    return {name: verdict.as_dict() for name, verdict in verdicts.items()}
 
 
 def from_json(text: str) -> dict[str, Verdict]:
     """The verdicts that `to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
-    return {name: _verdict(fields) for name, fields in json.loads(text).items()}
+    return _from_data(json.loads(text))
+
+
+def _from_data(data: dict[str, dict]) -> dict[str, Verdict]:
+    return {name: _verdict(fields) for name, fields in data.items()}
 
 
 def _verdict(fields: dict) -> Verdict:
@@ -81,7 +89,7 @@ def _verdict(fields: dict) -> Verdict:
 def save_verdicts(course: Path, chapter: str, student: str, key: str, verdicts: Mapping[str, Verdict]) -> Path:
     """Keep the verdicts on one submission: the whole file or none of it. Raises OSError."""
     path = private_file(course, "verdicts", chapter, student)
-    content = {"key": key, "release": installed_release(), "verdicts": json.loads(to_json(verdicts))}
+    content = {"key": key, "release": installed_release(), "verdicts": _to_data(verdicts)}
     write_page(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
 
@@ -92,6 +100,6 @@ def load_verdicts(course: Path, chapter: str, student: str, key: str | None = No
         content = json.loads(private_file(course, "verdicts", chapter, student).read_text(encoding="utf-8"))
         if key is not None and content["key"] != key:
             return None
-        return from_json(json.dumps(content["verdicts"]))
+        return _from_data(content["verdicts"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -14,7 +14,7 @@ from lowprec_lab.blanks import BLANKS, load_chapters
 from lowprec_lab.calls import AnswerFailed, build_answer, call_answer, differentiate_answer
 from lowprec_lab.grading import wire
 from lowprec_lab.limits import quiet
-from lowprec_lab.sources import AnswerError, Source, load
+from lowprec_lab.sources import AnswerError, Source, earlier_answers, load
 
 PRINTED_LIMIT = 2000
 _MOST_OBJECTS = 1000
@@ -31,7 +31,7 @@ class Served:
         """Run the answer's source. earlier: (source, helpers) of each earlier exercise, the references or the own."""
         load_chapters()
         sources = {name: Source(*each) for name, each in earlier.items()}
-        self.function = load(Source(text, helpers), BLANKS[exercise], _finder(sources), f"answer: {exercise}")
+        self.function = load(Source(text, helpers), BLANKS[exercise], earlier_answers(sources), f"answer: {exercise}")
 
     def call(self, args: tuple, kwargs: dict) -> object:
         return call_answer(self.function, args, kwargs)
@@ -51,24 +51,6 @@ class Served:
         except Exception as error:
             raise AnswerFailed("exception", f"It raised {type(error).__name__} for .{name}") from None
         return call_answer(bound, args, kwargs)
-
-
-def _finder(sources: dict[str, Source]) -> Callable[[str], Callable]:
-    """For each earlier exercise, a function that loads its source when it is first called."""
-
-    def find(name: str) -> Callable:
-        loaded: list[Callable] = []
-
-        def call(*args: object, **kwargs: object) -> object:
-            if name not in sources:
-                raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not among the answers")
-            if not loaded:
-                loaded.append(load(sources[name], BLANKS[name], find, f"reference: {name}"))
-            return loaded[0](*args, **kwargs)
-
-        return call
-
-    return find
 
 
 def serve(channel: socket.socket) -> None:
