@@ -17,7 +17,9 @@ _HOMES = {
     "question": "exercises",
     "reveal": "exercises",
     "doctor": "devices",
+    "AccumulatorExplorer": "explorers.accumulator_explorer",
     "BitExplorer": "explorers.bit_explorer",
+    "RoundingExplorer": "explorers.rounding_explorer",
 }
 
 __all__ = list(_HOMES)

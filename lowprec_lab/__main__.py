@@ -1,4 +1,4 @@
-"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | course | grade | ...`.
+"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | prove | course | ...`.
 
 One function per command, which imports what it calls when it is called: `lowprec-lab --help` must not wait for torch.
 Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped with Ctrl-C.
@@ -124,6 +124,19 @@ def bench(options: argparse.Namespace) -> int:
     else:
         print("\n\n".join(_figures_as_text(name, report) for name, report in reports.items()))
     return 0
+
+
+def prove(options: argparse.Namespace) -> int:
+    """Compare your rounder, or the reference, with what is right on all 2^32 float32."""
+    from lowprec_lab.formats import FormatError
+    from lowprec_lab.prove import prove
+
+    try:
+        proof = prove(options.format, options.mode, options.overflow, options.against, options.answer, not options.json)
+    except (FormatError, ValueError, ModuleNotFoundError) as error:
+        raise CommandError(str(error)) from error
+    _print_json(proof.as_dict()) if options.json else print(proof)
+    return 0 if proof.holds else 1
 
 
 def _figures_as_text(name: str, report: dict) -> str:
@@ -282,6 +295,15 @@ def _parser() -> argparse.ArgumentParser:
     benching = command(bench, "bench", json_too=True)
     benching.add_argument("name", nargs="?", metavar="NAME", help="which (without one: lists what there is)")
     benching.add_argument("--all", action="store_true", help="all of them, one after the other")
+
+    proving = command(prove, "prove", json_too=True)
+    proving.add_argument("format", metavar="FORMAT", help="name or constant: float8_e4m3fn, E4M3")
+    proving.add_argument("--mode", default="nearest_even", metavar="M", help="of rounding (default: nearest_even)")
+    proving.add_argument("--overflow", metavar="P", help="saturate or to_special (default: as --against does it)")
+    proving.add_argument("--against", default="oracle", metavar="WHAT", help="oracle (default), torch or ml_dtypes")
+    proving.add_argument(
+        "--answer", metavar="NAME", help="which exercise: round_to, say (default: what covers the mode)"
+    )
 
     grading = command(grade, "grade", json_too=True)
     grading.add_argument("chapter", metavar="CHAPTER", help="number or name: 01, bits")

@@ -5,6 +5,8 @@ The same code calls an answer in the notebook and in a class's sandbox, so both 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import linecache
 import sysconfig
 import traceback
@@ -70,6 +72,16 @@ def _is_floating(value: object) -> bool:
 def build_answer(constructor: Callable, args: tuple, kwargs: dict) -> object:
     """An object of a stateful answer, to be driven by `call_answer(getattr(object, name), ...)` alone."""
     return _call(constructor, args, kwargs)
+
+
+def call_scenario(function: Callable, args: tuple, kwargs: dict, name: str, module: str) -> object:
+    """What the scenario `name` of a chapter's module returns for `function` and copies of these arguments.
+
+    A scenario is a given function that drives an answer which must be held, traced or handed something that is no
+    data, and that returns data. Raises AnswerFailed as `call_answer` does.
+    """
+    scenario = getattr(importlib.import_module(module), name)
+    return call_answer(functools.partial(scenario, function), args, kwargs)
 
 
 def _call(function: Callable, args: tuple, kwargs: dict) -> object:

@@ -30,6 +30,8 @@ class Chapter:
 CHAPTERS = (
     Chapter("00_start", "start", "How does this lab work?"),
     Chapter("01_bit_layouts", "bits", "What do 8 bits mean?"),
+    Chapter("02_rounding", "rounding", "Which of the two neighbours?"),
+    Chapter("03_accumulation", "accumulation", "Why is adding the hard part?"),
 )
 
 

@@ -48,7 +48,7 @@ class ProgressMap:
             rows.append(f"{chapter.number} {chapter.title}: {chapter.question}   {done}")
             for line in lines:
                 mark, _ = _MARKS[line.state]
-                rows.append(f"   {mark} {line.exercise:<5} {line.name:<18} {line.minutes:>3} min   runs: {line.runs}")
+                rows.append(f"   {mark} {line.exercise:<5} {line.name:<29} {line.minutes:>3} min   runs: {line.runs}")
         rows.append("   " + "   ".join(f"{mark} {meaning}" for mark, meaning in _MARKS.values()))
         return "\n".join(rows)
 

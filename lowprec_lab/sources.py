@@ -145,7 +145,7 @@ def load(source: Source, blank: Blank, earlier: Callable[[str], Callable], label
     Only definitions, assignments and imports are run: a call such as `check(...)` in the same cell is not.
     label: a name for the source in tracebacks, such as "answers/bits.py: decode". Raises AnswerError.
     """
-    namespace = chapter_names(blank, earlier) | {"fill": lambda function: function, "__name__": "answer"}
+    namespace = chapter_names(blank, earlier) | {"fill": lambda function: function}
     for part, text in (("helpers", source.helpers), (blank.name, source.text)):
         if text:
             _run(text, namespace, blank, f"<{label}{'' if part == blank.name else ' helpers'}>")
@@ -276,11 +276,15 @@ def _reference_later(user: str) -> Callable[[str], Callable]:
     """For each earlier blank, a function that finds its reference when it is first called."""
 
     def earlier(name: str) -> Callable:
+        found: list[Callable] = []  # kept here, so that torch.compile can follow a second call
+
         def call(*args: object, **kwargs: object) -> object:
-            found = reference(name)
-            if found is None:
-                raise AnswerError(f"{user} calls {name}, and no reference answer for {name} is installed")
-            return found(*args, **kwargs)
+            if not found:
+                function = reference(name)
+                if function is None:
+                    raise AnswerError(f"{user} calls {name}, and no reference answer for {name} is installed")
+                found.append(function)
+            return found[0](*args, **kwargs)
 
         return call
 

@@ -260,7 +260,7 @@ def test_bench_runs_what_its_name_says(capsys, monkeypatch):
 
 def test_each_bench_has_a_sentence_and_an_unknown_one_is_refused():
     assert all(bench.NAMES.values())
-    with pytest.raises(ValueError, match="graders, explorer, red_team, grading, import"):
+    with pytest.raises(ValueError, match="graders, explorer, red_team, grading, rounding, import"):
         bench.run("speed")
 
 

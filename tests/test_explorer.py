@@ -296,7 +296,7 @@ def show(browser):
         page = browser.new_page(viewport={"width": width, "height": 900})
         page.on("pageerror", lambda error: errors.append(str(error)))
         show_widget(page, explorer, background)
-        page.wait_for_selector(".lpbits-bit")
+        page.wait_for_selector(".lplab-bit")
         pages.append(page)
         return page
 
@@ -311,7 +311,7 @@ def codes_in(page) -> list[int]:
 
 
 def headline(page) -> str:
-    return page.locator(".lpbits-value").first.inner_text()
+    return page.locator(".lplab-value").first.inner_text()
 
 
 @pytest.mark.browser
@@ -323,7 +323,7 @@ def test_a_click_flips_a_bit(show):
     assert codes_in(page) == [0x3D]
     assert button.get_attribute("aria-pressed") == "true"
     assert headline(page) == "1.625"
-    assert page.locator(".lpbits-input").input_value() == "1.625"
+    assert page.locator(".lplab-input").input_value() == "1.625"
     page.get_by_role("button", name="sign bit, 1 means negative").click()
     assert headline(page) == "−1.625"
     assert page.evaluate("window.model.saves") == 2
@@ -332,7 +332,7 @@ def test_a_click_flips_a_bit(show):
 @pytest.mark.browser
 def test_arrow_keys_move_and_space_flips(show):
     page = show(BitExplorer("E4M3"))
-    page.locator(".lpbits-bit").first.focus()
+    page.locator(".lplab-bit").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Space")
@@ -341,7 +341,7 @@ def test_arrow_keys_move_and_space_flips(show):
     assert page.evaluate("document.activeElement.ariaLabel") == "mantissa bit 0, worth 1/8"
     page.keyboard.press("Enter")
     assert codes_in(page) == [0x3C]
-    assert page.locator('.lpbits-bit[tabindex="0"]').count() == 1
+    assert page.locator('.lplab-bit[tabindex="0"]').count() == 1
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.evaluate(outline) == "solid"
 
@@ -368,10 +368,10 @@ def test_the_table_chooses_a_code_by_mouse_and_keyboard(show):
 @pytest.mark.browser
 def test_neighbours_are_steps(show):
     page = show(BitExplorer("E4M3", 0.0))
-    page.locator(".lpbits-step").first.click()
+    page.locator(".lplab-step").first.click()
     assert codes_in(page) == [0x81]
     for _ in range(2):
-        page.locator(".lpbits-step").last.click()
+        page.locator(".lplab-step").last.click()
     assert codes_in(page) == [0x01]
 
 
@@ -464,7 +464,7 @@ def test_a_typed_decimal_is_rounded_and_its_error_shown(show):
     assert headline(page) == "NaN"
     number.fill("0.3x")
     assert number.get_attribute("aria-invalid") == "true"
-    assert "not a number" in page.locator(".lpbits-hint").inner_text()
+    assert "not a number" in page.locator(".lplab-hint").inner_text()
     assert number.input_value() == "0.3x"
     number.fill("0.5")
     assert number.get_attribute("aria-invalid") == "false"
@@ -474,20 +474,20 @@ def test_a_typed_decimal_is_rounded_and_its_error_shown(show):
 def test_three_formats_show_the_same_real_number(show):
     page = show(BitExplorer(["E4M3", "E5M2", "BF16"]))
     assert codes_in(page) == [0x1D, 0x2E, 0x3DCD]
-    assert page.locator(".lpbits-panel").count() == 3
-    third = page.locator(".lpbits-panel").nth(2)
+    assert page.locator(".lplab-panel").count() == 3
+    third = page.locator(".lplab-panel").nth(2)
     third.get_by_role("button", name="mantissa bit 0, worth 1/128").click()
     assert codes_in(page)[2] == 0x3DCC
-    assert page.locator(".lpbits-input").input_value() == "0.099609375"
+    assert page.locator(".lplab-input").input_value() == "0.099609375"
     assert codes_in(page)[:2] == [0x1D, 0x2E]
 
 
 @pytest.mark.browser
 def test_wide_formats_have_all_their_digits(show):
     page = show(BitExplorer("FP32", 1e-45))
-    assert page.locator(".lpbits-bit").count() == 32
+    assert page.locator(".lplab-bit").count() == 32
     page.get_by_text("all digits").click()
-    digits = page.locator(".lpbits-digits").inner_text()
+    digits = page.locator(".lplab-digits").inner_text()
     assert Fraction(digits) == Fraction(1, 2**149)
     page.get_by_role("button", name="sign bit, 1 means negative").click()
     assert codes_in(page) == [0x80000001]
@@ -499,7 +499,7 @@ def test_a_wrong_decode_is_drawn_and_called_wrong(show, decode_in_use):
     page = show(BitExplorer("E4M3", 0.203125))
     assert codes_in(page) == [0x1D]
     assert headline(page) == "0.203125"
-    assert "your decode" in page.locator(".lpbits-badge").inner_text()
+    assert "your decode" in page.locator(".lplab-badge").inner_text()
     assert "The bits say 0.1015625; this decode gives 0.203125." in page.locator('[data-fact="formula"]').inner_text()
 
 
@@ -514,7 +514,7 @@ def test_a_new_table_from_the_kernel_redraws(show, decode_in_use):
         }"""
     )
     assert headline(page) == "29"
-    assert page.locator(".lpbits-badge").inner_text() == "your decode"
+    assert page.locator(".lplab-badge").inner_text() == "your decode"
 
 
 THEMES = {"light": "#ffffff", "dark": "#111111"}
@@ -533,11 +533,11 @@ def test_axe_finds_no_violation(show, case, theme):
     from browser import axe_violations
 
     page = show(ACCESSIBLE[case](), THEMES[theme])
-    page.wait_for_function("theme => document.querySelector('.lpbits').dataset.theme === theme", arg=theme)
+    page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
     for summary in page.locator("summary").all():
         if summary.is_visible() and not summary.evaluate("node => node.parentElement.open"):
             summary.click()
-    assert axe_violations(page, ".lpbits") == []
+    assert axe_violations(page, ".lplab") == []
 
 
 @pytest.mark.browser
@@ -545,9 +545,9 @@ def test_axe_would_find_a_violation(show):
     from browser import axe_violations
 
     page = show(BitExplorer("E4M3"))
-    page.evaluate("document.querySelector('.lpbits-bit').removeAttribute('aria-label')")
-    page.evaluate("document.querySelector('.lpbits-bit').replaceChildren()")
-    assert any("button-name" in violation for violation in axe_violations(page, ".lpbits"))
+    page.evaluate("document.querySelector('.lplab-bit').removeAttribute('aria-label')")
+    page.evaluate("document.querySelector('.lplab-bit').replaceChildren()")
+    assert any("button-name" in violation for violation in axe_violations(page, ".lplab"))
 
 
 @pytest.mark.browser
@@ -600,7 +600,7 @@ def test_it_lives_in_jupyterlab(browser, tmp_path):
         opened = lab.open(browser, "page.ipynb")
         page = opened.page
         opened.run_cell("show")
-        bits = page.locator(".lpbits-bit")
+        bits = page.locator(".lplab-bit")
         bits.nth(1).click()
         wait_for_codes(opened, "{'float8_e4m3fn': 93} 26.0")
 
@@ -621,8 +621,8 @@ def test_it_lives_in_jupyterlab(browser, tmp_path):
         page.get_by_text("your decode").wait_for()
         for theme in ("dark", "light"):
             opened.set_theme(theme)
-            page.wait_for_function("theme => document.querySelector('.lpbits').dataset.theme === theme", arg=theme)
-            assert axe_violations(page, ".lpbits") == []
+            page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
+            assert axe_violations(page, ".lplab") == []
 
         opened.restart_kernel()
         opened.run_cell("show")

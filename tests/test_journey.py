@@ -192,7 +192,7 @@ def retype_last_line(page: NotebookPage, line: str) -> None:
 
 def tab_into_explorer(page: NotebookPage) -> None:
     """From its cell, move the focus with Tab to the explorer's first bit toolbar."""
-    inside = "() => document.activeElement?.classList.contains('lpbits-bit') ?? false"
+    inside = "() => document.activeElement?.classList.contains('lplab-bit') ?? false"
     for _ in range(12):
         press(page, "Tab")
         if page.page.evaluate(inside):
@@ -260,17 +260,17 @@ def first_page(browser, lab, address):
 def assert_the_explorer_follows_the_keys(page):
     walk_to(page, cell_with(page, EXPLORER_00))
     count = page.evaluate("panel => panel.content.widgets.length")
-    value = page.page.locator(".lpbits-value")
+    value = page.page.locator(".lplab-value")
     assert value.inner_text() == "−0"
     tab_into_explorer(page)
     press(page, "Home", "Space")
     assert value.inner_text() == "0"
     press(page, "ArrowRight", "ArrowRight", "Space")  # exponent bit 6, worth 64
-    assert "2⁻⁶³" in page.page.locator(".lpbits-whole").inner_text()
+    assert "2⁻⁶³" in page.page.locator(".lplab-whole").inner_text()
     press(page, "d", "d", "Escape")
     assert page.evaluate("panel => panel.content.widgets.length") == count, "keys in the explorer edited the page"
     press(page, *["Shift+Tab"] * 4)  # past the two lists and the number, and back to the page
-    assert not page.page.evaluate("() => document.activeElement.closest('.lpbits')"), "the focus stays in the explorer"
+    assert not page.page.evaluate("() => document.activeElement.closest('.lplab')"), "the focus stays in the explorer"
 
 
 def restart_by_keyboard(page):
@@ -306,7 +306,7 @@ def second_page(browser, lab):
 
     explorer = cell_with(page, EXPLORER_AFTER_DECODE)
     page.run_cell(explorer)
-    badge = page.output_area(explorer).locator(".lpbits-badge")
+    badge = page.output_area(explorer).locator(".lplab-badge")
     assert badge.inner_text() == "your decode (exercise 1.5)"
     assert badge.get_attribute("data-origin") == "yours"
     assert len(re.findall(r"● done", page.run_cell(progress))) == len(names) + 1  # and sign_bit
@@ -317,10 +317,10 @@ def assert_the_explorer_works(page):
     """Bits by mouse and by keyboard; the value follows; axe-core has nothing to say, in either theme."""
     at = cell_with(page, EXPLORER_01)
     page.run_cell(at)
-    panel = page.output_area(at).locator(".lpbits-panel").first
-    value, bits = panel.locator(".lpbits-value"), panel.locator(".lpbits-bit")
+    panel = page.output_area(at).locator(".lplab-panel").first
+    value, bits = panel.locator(".lplab-value"), panel.locator(".lplab-bit")
     assert value.inner_text() == "0.1015625"
-    assert "reference: decode" in panel.locator(".lpbits-badge").inner_text()
+    assert "reference: decode" in panel.locator(".lplab-badge").inner_text()
     bits.last.click()  # the lowest bit: on to the neighbour
     assert value.inner_text() == "0.09375"
     bits.nth(4).click()  # the lowest exponent bit: half
@@ -333,7 +333,7 @@ def assert_the_explorer_works(page):
     for theme in THEMES:
         page.set_theme(theme)
         page.page.wait_for_timeout(400)
-        assert axe_violations(page.page, ".lpbits") == []
+        assert axe_violations(page.page, ".lplab") == []
     page.set_theme("light")
 
 
@@ -489,13 +489,13 @@ def test_the_picture_of_the_readme(browser, tmp_path, monkeypatch):
         assert "It reads subnormals as normal numbers" in verdict
         at = cell_with(page, EXPLORER_AFTER_DECODE)
         page.run_cell(at)
-        explorer = page.output_area(at).locator(".lpbits")
-        toolbar = explorer.locator(".lpbits-bit")
+        explorer = page.output_area(at).locator(".lplab")
+        toolbar = explorer.locator(".lplab-bit")
         for bit in range(1, 7):  # from 448 down to the smallest subnormal: only the lowest bit stays
             toolbar.nth(bit).click()
         toolbar.nth(7).click()
         assert "this decode gives" in explorer.inner_text()
-        line = explorer.locator(".lpbits-line")
+        line = explorer.locator(".lplab-line")
         for _ in range(2):  # the second time with the height that shows all, down to the number line
             page.evaluate(TO_THE_TOP, page.position("decode"))
             page.page.wait_for_timeout(300)

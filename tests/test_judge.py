@@ -1,5 +1,6 @@
 """The judge says of an answer in the sandbox what the same checks say of it in the notebook and in a terminal."""
 
+import importlib
 import inspect
 import re
 import shutil
@@ -16,7 +17,7 @@ from lowprec_lab import blanks, chapters
 from lowprec_lab.bench.other_answers import other_answers
 from lowprec_lab.blanks import BLANKS, in_order
 from lowprec_lab.calls import AnswerFailed
-from lowprec_lab.graders import oracle, registry, run
+from lowprec_lab.graders import registry, run
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS, Check
 from lowprec_lab.grading import judge as judge_module
@@ -41,25 +42,41 @@ def workers():
 # --- the source of a misconception, made to stand alone ---------------------------------------------------------------
 
 
-ORACLE_AS_HELPER = """
+# The graders' own modules, in the order in which they import each other. A sandbox has none of them.
+GIVEN = ("oracle", "rounding_oracle", "inputs", "accumulation_oracle")
+MODULE_AS_HELPER = """
 import sys, types
-_ORACLE_TEXT = {text!r}
-def _oracle_module():
-    module = types.ModuleType("the_oracle")
-    sys.modules["the_oracle"] = module
-    exec(compile(_ORACLE_TEXT, "<oracle>", "exec"), module.__dict__)
+def _given_module(name, text):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, f"<{{name}}>", "exec"), module.__dict__)
     return module
-oracle = _oracle_module()
+_GIVEN = {{name: _given_module(name, text) for name, text in {texts!r}}}
 """
+
+
+def given_modules():
+    """The helper that makes modules of the graders again from their texts."""
+    texts = []
+    for name in GIVEN:
+        text = inspect.getsource(importlib.import_module(f"lowprec_lab.graders.{name}"))
+        text = re.sub(r"^from lowprec_lab\.graders import (.+)$", given_import, text, flags=re.MULTILINE)
+        texts.append((f"given_{name}", text))
+    return MODULE_AS_HELPER.format(texts=texts)
+
+
+def given_import(line):
+    """`import given_oracle as oracle`, in place of `from lowprec_lab.graders import oracle`."""
+    parts = [part.strip().partition(" as ") for part in line[1].split(",")]
+    return "import " + ", ".join(f"given_{name} as {alias or name}" for name, _, alias in parts)
 
 
 def standing_alone(wrong):
     """The misconception as an answer cell: its own text, and what it uses of its module as helpers."""
     module = sys.modules[wrong.function.__module__]
     text = re.sub(rf"\b{wrong.function.__name__}\b", wrong.exercise, definition(wrong.function))
-    helpers, waiting, seen = [], [wrong.function], set()
+    helpers, waiting, seen, given = [], [wrong.function], set(), False
     while waiting:
-        for name in used_names(waiting.pop()):
+        for name in sorted(used_names(waiting.pop())):
             value = vars(module).get(name)
             if name in seen or value is None:
                 continue
@@ -67,9 +84,24 @@ def standing_alone(wrong):
             if inspect.isfunction(value) and value.__module__ == module.__name__:
                 helpers.append(definition(value))
                 waiting.append(value)
-            elif value is oracle:
-                helpers.insert(0, ORACLE_AS_HELPER.format(text=inspect.getsource(oracle)))
-    return Source(text, "\n".join(helpers))
+                continue
+            line, from_given = as_helper(name, value)
+            helpers.insert(0, line)
+            given |= from_given
+    return Source(text, "\n".join([given_modules() if given else "", *helpers]))
+
+
+def as_helper(name, value):
+    """(a line that defines a name of a grader's module in a helpers cell, whether it needs the graders' modules)"""
+    if inspect.ismodule(value):
+        own = value.__name__.removeprefix("lowprec_lab.graders.")
+        return (f"{name} = _GIVEN['given_{own}']", True) if own in GIVEN else (f"import {own} as {name}", False)
+    own = getattr(value, "__module__", "").removeprefix("lowprec_lab.graders.")
+    if callable(value) and own in GIVEN:
+        return f"{name} = _GIVEN['given_{own}'].{value.__name__}", True
+    if callable(value):
+        return f"from {value.__module__} import {value.__name__} as {name}", False
+    return (f"{name} = float({str(value)!r})" if isinstance(value, float) else f"{name} = {value!r}"), False
 
 
 def definition(function):

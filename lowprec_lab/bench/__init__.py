@@ -10,9 +10,10 @@ import importlib
 # Command name -> what it measures.
 NAMES = {
     "graders": "what the graders catch and name, and how long a check takes",
-    "explorer": "from a click in BitExplorer to its paint",
+    "explorer": "from a click or a drag in an explorer to its paint",
     "red_team": "submissions that cheat, break or attack people: what wins here, and on stock nbgrader (15 minutes)",
     "grading": "a class: next to nbgrader's stock engine, and as it grows",
+    "rounding": "how fast rounding is: compiled, eager, torch's own cast, other libraries, next to a plain copy",
     "import": "how long importing the lab takes next to `import torch`",
 }
 

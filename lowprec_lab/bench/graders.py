@@ -169,7 +169,7 @@ def _judge_mutant(finding: Finding, blank: Blank, text: str) -> None:
 def _runnable(blank: Blank, text: str) -> Callable | None:
     """The mutant as a function, or None where it cannot be loaded, never returns data, or is too slow to be judged."""
     try:
-        function = load_answer(blank.name, Source(text), "mutant")
+        function = load_answer(blank.name, Source(text, reference_source(blank.name).helpers), "mutant")
     except AnswerError:
         return None
     outcomes = run_checks(blank.name, function, limit_s=_MUTANT_LIMIT_S)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.formats import FORMATS, Format
+from lowprec_lab.formats import BF16, E4M3, E5M2, FORMATS, FP16, Format
 
 RANDOM_FORMATS = 300
 FLOAT32_VALUES = 1_000_000
@@ -123,6 +123,222 @@ def _float8_calls() -> list[tuple]:
     return [*pairs, *shaped, *((a[5], b[5]) for a, b in pairs), *((a[:0], b[:0]) for a, b in pairs)]
 
 
+# --- chapter 03 ---
+
+_SUM_FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float6_e2m3fn")
+
+
+@lru_cache(maxsize=1)
+def _formats_for_sums() -> tuple[Format, ...]:
+    """Registered formats and random ones of at most 16 bits that have a sign and a zero and hold 1, 2 and 4."""
+    from lowprec_lab.graders import oracle
+
+    usable = [
+        fmt
+        for fmt in random_formats()
+        if fmt.signed and fmt.subnormals and 3 <= fmt.width <= 16 and oracle.max_finite(fmt) >= 8
+        if oracle.min_normal(fmt) <= 0.5
+    ]
+    return (*(FORMATS[name] for name in _SUM_FORMATS), *usable[:10])
+
+
+def _numbers(shape: tuple[int, ...], seed: int, bits: int = 24) -> Tensor:
+    """Numbers of many sizes around 1; some rows have few bits, so that ties are common; some have zeros in them."""
+    rng = np.random.default_rng([_SEED, seed])
+    values = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 4, (*shape[:-1], 1)))
+    few = np.round(values * 16) / 16
+    values = np.where(rng.random((*shape[:-1], 1)) < 0.5, values, few)
+    fraction, exponent = np.frexp(values)
+    return torch.from_numpy(np.ldexp(np.round(fraction * 2**bits) / 2**bits, exponent).astype(np.float32))
+
+
+def _ends(fmt: Format) -> Tensor:
+    """Rows at the ends of the range, with infinities, NaN and zeros of both signs."""
+    from lowprec_lab.graders import oracle
+
+    top, inf, nan = oracle.max_finite(fmt), float("inf"), float("nan")
+    return torch.tensor([
+        [top, top, -top], [-top, top, top], [top, top / 16, -1.0], [-top, -top, 1.0], [inf, 1.0, -1.0],
+        [1.0, inf, -inf],
+        [nan, 1.0, 2.0], [-0.0, -0.0, -0.0], [0.0, -0.0, -0.0], [-0.0, 1.0, -1.0], [1.0, -1.0, -0.0],
+    ])  # fmt: skip
+
+
+def _rows(seed: int) -> list[tuple[Tensor, Format]]:
+    calls = []
+    for place, fmt in enumerate(_formats_for_sums()):
+        calls += [(_numbers((60, n), seed + place), fmt) for n in (1, 2, 5, 12)]
+        calls += [(_ends(fmt), fmt), (_ends(fmt)[:, :1], fmt), (_ends(fmt)[7], fmt), (torch.ones(40), fmt)]
+    bf16 = FORMATS["bfloat16"]
+    shapes = ((2, 3, 7), (4, 0), (0, 5), (0,), (1, 1, 1, 3))
+    calls += [(_numbers(shape, seed), bf16) for shape in shapes]
+    return [*calls, (_numbers((6, 9), seed).t(), bf16), (_numbers((5, 30), seed)[:, ::4], bf16)]
+
+
+def _sum_calls() -> list[tuple]:
+    return _rows(0)
+
+
+def _dot_calls() -> list[tuple]:
+    formats, calls = (*_formats_for_sums(), FORMATS["float32"]), []
+    for place, (x, fmt) in enumerate(_rows(100)):
+        other = formats[place * 7 % len(formats)]
+        a, b = (_few_bits(each) for each in (x, x.flip(0) if place % 2 else x.flip(-1)))
+        calls += [(a, b, fmt, other), (a, b, other, fmt)][: 1 + place % 2]
+    return calls
+
+
+def _few_bits(x: Tensor) -> Tensor:
+    return x.to(torch.float16).float() if bool((x.abs() < 60_000).all()) else x.to(torch.bfloat16).float()
+
+
+def _matmul_calls() -> list[tuple]:
+    calls = []
+    for place, fmt in enumerate((*_formats_for_sums(), Format("e8m13", 8, 13), FORMATS["float32"])):
+        a, b = _numbers((5, 11), 200 + place, 8), _numbers((11, 4), 300 + place, 8)
+        calls += [(a, b, fmt, every) for every in (1, 3, 5, 11, 12)]
+        calls += [(_ends(fmt), torch.ones(3, 2), fmt, every) for every in (1, 2, 3)]
+    bf16 = FORMATS["bfloat16"]
+    shapes = (((1, 1), (1, 1)), ((2, 0), (0, 3)), ((0, 4), (4, 2)), ((2, 4), (4, 0)), ((3, 1), (1, 3)))
+    calls += [(_numbers(left, 1, 8), _numbers(right, 2, 8), bf16, 2) for left, right in shapes]
+    calls += [(_numbers((7, 3), 1, 8).t(), _numbers((2, 7), 2, 8).t(), bf16, 3)]
+    return [*calls, *((torch.ones(2, 3), torch.ones(3, 2), bf16, every) for every in (0, -1, -7))]
+
+
+def _loss_calls() -> list[tuple]:
+    from lowprec_lab.graders import accumulation_oracle, oracle
+
+    calls = []
+    for place, fmt in enumerate(_formats_for_sums()):
+        weight = torch.from_numpy(accumulation_oracle.rounder(fmt)(_numbers((3000, 1), 400 + place).numpy()[:, 0]))
+        weight = weight.where(weight != 0, 1.0)
+        shares = np.random.default_rng([_SEED, place]).choice([0.0, -0.0, 0.25, 0.5, -0.25, -0.5, 0.3, -0.7], 3000)
+        update = (oracle.ulp(weight, fmt) * torch.from_numpy(shares)).float()
+        up = torch.nextafter(update, torch.tensor(float("inf")))
+        calls += [(weight, each, fmt) for each in (update, up, torch.zeros_like(update))]
+        calls += [(weight[:600].reshape(20, 30).t(), update[:600].reshape(20, 30).t(), fmt)]
+        calls += [(weight[0], update[0], fmt), (weight[:0], update[:0], fmt)]
+        special = torch.tensor([0.0, 1.0, oracle.max_finite(fmt), -oracle.max_finite(fmt)]).repeat_interleave(4)
+        calls += [(special, torch.tensor([float("inf"), float("nan"), 1e-30, -0.0]).repeat(4), fmt)]
+    return calls
+
+
+def _descents(divide: float) -> list[tuple[Tensor, Tensor, float, Format]]:
+    calls = []
+    for place, fmt in enumerate(_formats_for_sums()):
+        for steps, n, lr in ((1, 40, 0.1), (6, 30, 0.013), (9, 20, -0.5), (0, 3, 0.1), (3, 0, 0.1), (30, 5, 1e-3)):
+            weight = _numbers((n, 1), 500 + place)[:, 0]
+            gradients = _numbers((n, max(steps, 1)), 600 + place)[:, :steps].t() / divide
+            calls.append((weight / divide, gradients, lr, fmt))
+    return calls
+
+
+def _master_calls() -> list[tuple]:
+    odd = torch.tensor([[float("inf"), float("nan"), 0.0], [1.0, 1.0, -0.0], [1e9, -1e9, 1e-9]])
+    edges = [(torch.tensor([1.0, -0.0, 0.0]), odd, 0.25, fmt) for fmt in _formats_for_sums()]
+    return _descents(1) + edges
+
+
+def _noisy_calls() -> list[tuple]:
+    from lowprec_lab.graders import accumulation_oracle
+
+    calls = []
+    for weight, gradients, lr, fmt in _descents(64):
+        rng = np.random.default_rng([_SEED, len(calls)])
+        drawn = np.where(rng.random(gradients.shape) < 0.1, 0, rng.integers(0, 2**23, gradients.shape))
+        noise = torch.from_numpy((drawn * 2.0**-23).astype(np.float32))
+        stored = torch.from_numpy(accumulation_oracle.rounder(fmt)(weight.contiguous().numpy()))
+        calls.append((stored, gradients, lr, fmt, noise))
+    return calls
+
+
+def _values_for(fmt: Format, count: int) -> Tensor:
+    """The edges of a format (some of them for a wide one) and many random float32; at most about 4 * `count`."""
+    from lowprec_lab.graders import inputs
+
+    rng = np.random.default_rng(_SEED + fmt.width)
+    edges, everything = inputs.edges(fmt, max(count // 8, 20), rng), float32_values()
+    return torch.cat([edges[torch.from_numpy(rng.permutation(len(edges))[: 3 * count])], everything[-count:]])
+
+
+def _bfloat16_calls() -> list[tuple]:
+    return [*_float32_calls(), (_values_for(BF16, 200_000),)]
+
+
+def _policies(fmt: Format) -> list[tuple[str, str]]:
+    from lowprec_lab.graders.rounding import policies_of
+
+    return policies_of(fmt)
+
+
+_REFUSED = (("nearest", "saturate"), ("up", "clip"), ("Up", "saturate"), ("", ""), ("toward_zero", "to_infinity"))
+
+
+def _rounding_calls() -> list[tuple]:
+    calls = [(_values_for(fmt, 20_000), fmt) for fmt in FORMATS.values()]
+    calls += [(_values_for(fmt, 200), fmt, *policy) for fmt in all_formats() for policy in _policies(fmt)]
+    calls += [(x, fmt) for fmt in list(FORMATS.values())[3:8] for x in shapes_of(float32_values()[:1000])]
+    calls += [(torch.ones(3), fmt, *policy) for fmt in list(FORMATS.values())[:8] for policy in _REFUSED]
+    finite = [fmt for fmt in all_formats() if fmt.specials == "finite"]
+    return calls + [(torch.ones(2), fmt, mode, "to_special") for fmt in finite for mode in ("up", "nearest_even")]
+
+
+def _encoding_calls() -> list[tuple]:
+    from lowprec_lab.graders import rounding_oracle
+
+    calls = _rounding_calls()
+    finite = [call for call in calls if call[1].specials == "finite" and call[2:] in ((), *_policies(call[1]))]
+    for x, fmt, *policy in finite:  # what a finite format has codes for, besides the refusals
+        calls.append((x[~rounding_oracle.round_to(x, fmt, *policy).isnan()], fmt, *policy))
+    return calls
+
+
+def _stochastic_calls() -> list[tuple]:
+    rng = np.random.default_rng(_SEED)
+    calls = []
+    for fmt in all_formats():
+        x = _values_for(fmt, 1000)
+        noise = torch.as_tensor(rng.integers(0, 2**23, len(x)), dtype=torch.float32) * 2.0**-23
+        noise[::5], noise[1::5] = 0.0, 1 - 2.0**-23
+        policies = ("saturate", "to_special") if fmt.specials != "finite" else ("saturate",)
+        calls += [(x, fmt, noise, overflow) for overflow in policies]
+    for fmt in list(FORMATS.values())[3:6]:
+        calls += [(x, fmt, torch.full_like(x, 0.25)) for x in shapes_of(float32_values()[:1000])]
+    pair = torch.ones(2), torch.zeros(2)
+    refused = [(pair[0], fmt, pair[1], overflow) for fmt in FORMATS.values() for overflow in ("clip", "to_special")]
+    return calls + refused
+
+
+def _victim_calls() -> list[tuple]:
+    rng = np.random.default_rng(_SEED)
+    calls, formats = [], [fmt for fmt in all_formats() if fmt.width <= 16]
+    for _ in range(150):
+        via, fmt = (formats[int(place)] for place in rng.integers(0, len(formats), 2))
+        first = int(rng.integers(1, 0x7F000000))
+        ends = np.array([first, first + int(rng.integers(1, 2**13))], dtype=np.uint32)
+        calls.append((via, fmt, *ends.view(np.float32).tolist()))
+    for via, fmt in ((BF16, E4M3), (FP16, E4M3), (BF16, E5M2)):
+        calls += [(via, fmt, 1.0625 * part - 2.0**-12, 1.0625 * part + 2.0**-10) for part in range(1, 40)]
+        calls += [(via, fmt, 1.0625 + k * 2.0**-25, 1.0625 + (k + 9) * 2.0**-25) for k in range(12)]
+    return calls
+
+
+def _fast_calls() -> list[tuple]:
+    from lowprec_lab.graders.rounding import is_fast
+
+    some = float32_values()[:1000]
+    calls = [(_values_for(fmt, 5_000), fmt) for fmt in all_formats() if is_fast(fmt)]
+    return calls + [(x, E4M3) for x in shapes_of(some)] + [(some, fmt, torch.empty_like(some)) for fmt in (E4M3, E5M2)]
+
+
+def _cast_calls() -> list[tuple]:
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
+    every = [float32_values(), halves.view(torch.bfloat16), halves.view(torch.float16)]
+    calls = [(x, dtype) for x in every for dtype in _SMALL]
+    calls += [(_values_for(fmt, 10_000), fmt.torch_dtype) for fmt in FORMATS.values() if fmt.torch_dtype in _SMALL]
+    return calls + [(x, dtype) for dtype in _SMALL for x in shapes_of(float32_values()[:1000])]
+
+
 _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "sign_bit": _float32_calls,
     "bit_pattern": _float32_calls,
@@ -136,6 +352,22 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "machine_epsilon": _format_calls,
     "ulp": _ulp_calls,
     "add_float8": _float8_calls,
+    "truncate_to_bfloat16": _bfloat16_calls,
+    "round_to_bfloat16": _bfloat16_calls,
+    "round_to": _rounding_calls,
+    "encode": _encoding_calls,
+    "round_stochastic": _stochastic_calls,
+    "double_rounding_victims": _victim_calls,
+    "fast_round_to": _fast_calls,
+    "cast_saturating": _cast_calls,
+    "sum_sequential": _sum_calls,
+    "sum_pairwise": _sum_calls,
+    "sum_kahan": _sum_calls,
+    "dot_product": _dot_calls,
+    "matmul_promoted": _matmul_calls,
+    "update_is_lost": _loss_calls,
+    "sgd_with_master_weights": _master_calls,
+    "sgd_with_stochastic_rounding": _noisy_calls,
 }
 
 

@@ -1,5 +1,7 @@
 """Explorers: small widgets that show one idea each, driven by the learner's own code."""
 
+from lowprec_lab.explorers.accumulator_explorer import AccumulatorExplorer
 from lowprec_lab.explorers.bit_explorer import BitExplorer
+from lowprec_lab.explorers.rounding_explorer import RoundingExplorer
 
-__all__ = ["BitExplorer"]
+__all__ = ["AccumulatorExplorer", "BitExplorer", "RoundingExplorer"]

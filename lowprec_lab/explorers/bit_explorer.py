@@ -6,29 +6,20 @@ does not wait for the kernel. The values come from the learner's own `decode` on
 
 from __future__ import annotations
 
-import base64
-import weakref
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
-import anywidget
 import torch
-import traitlets
 
-from lowprec_lab import exercises, plots
 from lowprec_lab.explorers import bit_picture, nearest
+from lowprec_lab.explorers.widget import Explorer, code, one_of, panel_of, text_of
 from lowprec_lab.formats import Format, get_format
 from lowprec_lab.graders import oracle
 from lowprec_lab.tables import ORACLE_LINE, TABLE_WIDTH, Table, table_of
 
 MOST_FORMATS = 3
 
-# The explorers that may still be on the page, and take up a new `decode` as soon as it is filled.
-_RECENT: deque[weakref.ref] = deque(maxlen=6)
 
-
-class BitExplorer(anywidget.AnyWidget):
+class BitExplorer(Explorer):
     """One toggle for each bit of a code, and everything that the code means.
 
     fmt: the name of a format ("float8_e4m3fn", "E4M3"), a Format, or a list of up to three: the same real number side
@@ -41,10 +32,9 @@ class BitExplorer(anywidget.AnyWidget):
     Raises ValueError for an unknown format, mode or policy.
     """
 
-    _esm = Path(__file__).with_suffix(".js")
-    _css = Path(__file__).with_suffix(".css")
-    _panels = traitlets.List().tag(sync=True)
-    _state = traitlets.Dict().tag(sync=True)
+    _esm = code("bit_explorer", "js")
+    _css = code("bit_explorer", "css")
+    runs_on = ("decode", "classify")
 
     def __init__(
         self,
@@ -57,10 +47,7 @@ class BitExplorer(anywidget.AnyWidget):
         self._formats = _as_formats(fmt)
         self._tables: list[Table | None] = []
         self._load()
-        self._show(
-            text=_text_of(value), mode=_one_of(mode, nearest.MODES), overflow=_one_of(overflow, nearest.OVERFLOWS)
-        )
-        _RECENT.append(weakref.ref(self))
+        self._show(text=text_of(value), mode=one_of(mode, nearest.MODES), overflow=one_of(overflow, nearest.OVERFLOWS))
 
     @property
     def value(self) -> float:
@@ -73,7 +60,7 @@ class BitExplorer(anywidget.AnyWidget):
 
     @value.setter
     def value(self, value: float) -> None:
-        self._show(text=_text_of(value))
+        self._show(text=text_of(value))
 
     @property
     def mode(self) -> str:
@@ -82,7 +69,7 @@ class BitExplorer(anywidget.AnyWidget):
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        self._show(mode=_one_of(mode, nearest.MODES))
+        self._show(mode=one_of(mode, nearest.MODES))
 
     @property
     def overflow(self) -> str:
@@ -91,7 +78,7 @@ class BitExplorer(anywidget.AnyWidget):
 
     @overflow.setter
     def overflow(self, overflow: str) -> None:
-        self._show(overflow=_one_of(overflow, nearest.OVERFLOWS))
+        self._show(overflow=one_of(overflow, nearest.OVERFLOWS))
 
     @property
     def codes(self) -> dict[str, int]:
@@ -133,23 +120,6 @@ class BitExplorer(anywidget.AnyWidget):
         lines = [reading.sentence() for reading in self._readings()]
         return "\n".join([f"BitExplorer: {self._state['text']}, {self.mode}, {self.overflow}", *lines])
 
-    def _repr_mimebundle_(self, **kwargs: dict) -> tuple[dict, dict]:
-        """The widget, and for where no widget can live (GitHub, PDF, an untrusted page) its picture and its text."""
-        bundle = super()._repr_mimebundle_(**kwargs)
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        picture = base64.b64encode(plots.png(self.plot())).decode("ascii")
-        return {**data, "text/plain": repr(self), "image/png": picture}, metadata
-
-
-def refresh_recent(name: str) -> None:
-    """Called when an exercise is filled: the explorers of this page take up a new `decode` or `classify`."""
-    if name not in ("decode", "classify"):
-        return
-    for reference in list(_RECENT):
-        explorer = reference()
-        if explorer is not None and explorer.comm is not None:
-            explorer.refresh()
-
 
 def _as_formats(fmt: str | Format | list[str | Format]) -> list[Format]:
     wanted = list(fmt) if isinstance(fmt, (list, tuple)) else [fmt]
@@ -158,36 +128,13 @@ def _as_formats(fmt: str | Format | list[str | Format]) -> list[Format]:
     return [each if isinstance(each, Format) else get_format(each) for each in wanted]
 
 
-def _one_of(choice: str, known: tuple[str, ...]) -> str:
-    if choice not in known:
-        raise ValueError(f"{choice!r} is not one of {', '.join(map(repr, known))}")
-    return choice
-
-
-def _text_of(value: float) -> str:
-    """The shortest decimal that reads back as `value`: what a person means by it."""
-    text = repr(float(value))
-    return text[:-2] if text.endswith(".0") else text
-
-
 def _decode_one(code: int, fmt: Format) -> float:
     signed = code - 2**32 if code >= 2**31 else code
     return oracle.decode(torch.tensor([signed], dtype=torch.int32), fmt).item()
 
 
 def _panel(fmt: Format, table: Table | None) -> dict:
-    panel = {
-        "name": fmt.name,
-        "width": fmt.width,
-        "exponent_bits": fmt.exponent_bits,
-        "mantissa_bits": fmt.mantissa_bits,
-        "bias": fmt.bias,
-        "specials": fmt.specials,
-        "signed": fmt.signed,
-        "subnormals": fmt.subnormals,
-        "color": plots.color_of(fmt),
-        "values": None,
-        "classes": None,
+    panel = panel_of(fmt) | {
         "origin": "oracle",
         "line": f"{ORACLE_LINE} (more than {TABLE_WIDTH} bits)",
         "note": "",
@@ -196,6 +143,3 @@ def _panel(fmt: Format, table: Table | None) -> dict:
         panel |= {"values": table.values.tobytes(), "classes": table.classes.tobytes()}
         panel |= {"origin": table.origin, "line": table.line, "note": table.note}
     return panel
-
-
-exercises.on_fill(refresh_recent)

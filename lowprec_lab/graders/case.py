@@ -7,6 +7,7 @@ verdict shows the first difference, and the naming of misconceptions compares wh
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.calls import article, bits_of, build_answer, call_answer, differentiate_answer
+from lowprec_lab.calls import (
+    AnswerFailed,
+    article,
+    bits_of,
+    build_answer,
+    call_answer,
+    call_scenario,
+    differentiate_answer,
+)
 
 # All NaNs of a dtype compare equal: formats disagree about payloads, never about being NaN.
 _NAN_TOKEN = np.int64(-(2**63) + 1)
@@ -120,16 +129,43 @@ class Case:
             problem = next(filter(None, found), None)
         expected = np.stack([tokens_of(w) for w in wants])
         if problem:
-            # What came back is not kept: nobody shows it, and it may be large, for every call again.
-            record = Record(self.last_call, wants, (), np.ones(expected.shape[1], bool), expected, show, problem)
+            # What came back is not kept: nobody shows it, and it may be large, for every call again. At least one
+            # element counts as wrong, also where nothing was expected.
+            wrong = np.ones(max(1, expected.shape[1]), bool)
+            record = Record(self.last_call, wants, (), wrong, expected, show, problem)
         else:
             tokens = np.stack([tokens_of(g) for g in gots])
             record = Record(self.last_call, wants, gots, (tokens != expected).any(axis=0), tokens, show)
         self.records.append(record)
 
+    def raises(self, error: type[Exception], answer: Answer, *args: object, **kwargs: object) -> None:
+        """Record whether the answer raises `error` (or a known subclass) for these arguments: one comparison."""
+        try:
+            result = answer(*args, **kwargs)
+            outcome = f"no error; it returned {article(type(result).__name__)}"
+        except AnswerFailed as failure:
+            found = _RAISED.match(failure.sentence)
+            if failure.kind != "exception" or not found:
+                raise
+            outcome = found.group(1)
+        outcome = error.__name__ if outcome in _names_of(error) else outcome
+        wrong = np.array([outcome != error.__name__])
+        self.records.append(Record(self.last_call, (error.__name__,), (outcome,), wrong, tokens_of(outcome)[None], str))
+
+
+_RAISED = re.compile(r"It raised (\w+)")
+
+
+def _names_of(error: type[Exception]) -> set[str]:
+    """The names of an exception and of Python's and the package's kinds of it: an answer elsewhere has no others."""
+    own = {error.__name__} if error.__module__.split(".")[0] in ("builtins", "lowprec_lab") else set()
+    return own.union(*(_names_of(kind) for kind in error.__subclasses__()))
+
 
 def _named(parts: tuple[str, ...], wants: tuple) -> list[str]:
-    return [f"The {part} is" if len(wants) > 1 else "It returned" for part in (parts or ("result",) * len(wants))]
+    if not parts and len(wants) == 1:
+        return ["It returned"]
+    return [f"The {part} is" for part in (parts or ("result",) * len(wants))]
 
 
 def _tuple_problem(got: object, want: tuple, parts: tuple[str, ...]) -> tuple[str, str] | None:
@@ -157,6 +193,10 @@ class Answer:
     def differentiate(self, *args: object, gradients: tuple, **kwargs: object) -> tuple[tuple, tuple]:
         """(outputs, gradients of the floating-point arguments) for these gradients of the outputs."""
         return self._drive("differentiate", differentiate_answer, args, kwargs, gradients)
+
+    def run(self, scenario: Callable, *args: object) -> object:
+        """What a scenario of the chapter's module returns for the answer: `scenario(answer, *args)`, run beside it."""
+        return self._drive("scenario", call_scenario, args, {}, scenario.__name__, scenario.__module__)
 
     def build(self, *args: object, **kwargs: object) -> Answered:
         """An object of a stateful answer: `answer.build(2.0**16).update(True)` calls its methods with data."""

@@ -13,6 +13,7 @@ from lowprec_lab.formats import FORMATS, Format
 from lowprec_lab.graders.case import Call, Record
 from lowprec_lab.graders.verdict import Row
 
+_FEW_ELEMENTS = 24
 _OWN_FORMAT = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
 
 
@@ -28,6 +29,9 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
         elif isinstance(arg, Tensor) and isinstance(record.want[0], Tensor) and arg.shape == record.want[0].shape:
             label = "input" if tensors == 1 else name
             rows.append(_element_row(label, arg.reshape(-1)[index], fmt if name == "codes" else None))
+        elif row_of(arg, record.want[0], index) is not None:
+            row = row_of(arg, record.want[0], index)
+            rows.append(Row("input" if tensors == 1 else name, _short(row.tolist())))
         else:
             rows.append(Row(name, _short(arg)))
     return rows
@@ -45,6 +49,15 @@ def result_rows(record: Record, index: int) -> list[Row]:
         else:
             rows.append(_element_row(label, elements[0], None))
     return rows
+
+
+def row_of(arg: object, want: object, index: int | None) -> Tensor | None:
+    """The elements along the last dimension that result `index` of a reduction came from; None if it is none."""
+    if index is None or not (isinstance(arg, Tensor) and isinstance(want, Tensor)):
+        return None
+    if arg.dim() == 0 or arg.shape[:-1] != want.shape or index >= want.numel():
+        return None
+    return arg.reshape(want.numel(), arg.shape[-1])[index]
 
 
 def _element_row(label: str, element: object, code_format: Format | None) -> Row:
@@ -94,11 +107,14 @@ def call_text(blank: Blank, call: Call | None, want: object, index: int | None) 
     """The call as the learner can type it, on the one element that matters where there is one."""
     if call is None:
         return ""
+    tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
+    one = index is not None and isinstance(want, Tensor) and all(arg.shape == want.shape for arg in tensors)
+    rows = all(row_of(arg, want, index) is not None for arg in tensors)
     parts = []
     for arg in call.args:
         if isinstance(arg, Tensor):
-            one = index is not None and isinstance(want, Tensor) and arg.shape == want.shape
-            parts.append(tensor_text(arg.reshape(-1)[index : index + 1] if one else _corner(arg)))
+            part = arg.reshape(-1)[index : index + 1] if one else row_of(arg, want, index) if rows else _corner(arg)
+            parts.append(tensor_text(part))
         else:
             parts.append(repr(arg))
     parts += [f"{key}={value!r}" for key, value in call.kwargs.items()]
@@ -106,7 +122,9 @@ def call_text(blank: Blank, call: Call | None, want: object, index: int | None) 
 
 
 def _corner(value: Tensor) -> Tensor:
-    """A few elements that keep the tensor's number of dimensions: a failure may depend on it."""
+    """A few elements that keep the tensor's number of dimensions: a failure may depend on it. All, if there are few."""
+    if value.numel() <= _FEW_ELEMENTS:
+        return value
     few = 3 if value.dim() == 1 else 2
     return value[(slice(few),) * value.dim()]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lowprec_lab.formats import Format
-from lowprec_lab.graders import oracle
+from lowprec_lab.graders import oracle, rounding_oracle
 
 # Formats that nobody's library has: an answer that leans on a native cast, or on one format's constants, meets them.
 MADE_UP = (
@@ -116,3 +116,87 @@ def around(values: Tensor) -> Tensor:
     with np.errstate(over="ignore"):  # the neighbour above the largest float32 is infinity, and is wanted
         near = [np.nextafter(finite, np.float32(-np.inf)), finite, np.nextafter(finite, np.float32(np.inf))]
     return torch.from_numpy(np.concatenate([*near, exact[~exact.isfinite()].numpy()]))
+
+
+def midpoints(fmt: Format) -> Tensor:
+    """Half-way between each two neighbours of a format of at most 16 bits, both signs where it has one; float64.
+
+    The last one is half a step above the largest value, where overflow begins.
+    """
+    values, _ = rounding_oracle.ladder(fmt)
+    middle = (values + np.append(values[1:], rounding_oracle.beyond(fmt))) / 2
+    return torch.from_numpy(np.concatenate([middle, -middle]))
+
+
+def edges(fmt: Format, most: int | None = None, rng: np.random.Generator | None = None) -> Tensor:
+    """The float32 values at which rounding to a format changes its mind, both signs, in no particular order.
+
+    All values and midpoints with the two float32 next to each, what is above the largest value and below half of the
+    smallest one, float32's own special values. most: at most so many values and so many midpoints, drawn with `rng`,
+    besides the ends of every binade and those of the range; wide formats need it.
+    """
+    values = _magnitudes(fmt, most, rng)
+    following = np.append(values[1:], rounding_oracle.beyond(fmt))
+    chosen = _some_of(values, most, rng)
+    points = np.concatenate([values[chosen], ((values + following) / 2)[chosen], _outside(fmt)])
+    near = around(torch.from_numpy(points[points <= np.finfo(np.float32).max]))
+    return torch.cat([near, -near, special_float32()])
+
+
+def _magnitudes(fmt: Format, most: int | None, rng: np.random.Generator | None) -> np.ndarray:
+    """Finite magnitudes in order: all up to 16 bits, else neighbours at the ends of every binade and at random."""
+    if fmt.width <= 16:
+        return rounding_oracle.ladder(fmt)[0]
+    last = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1
+    starts = np.arange(0, last + 1, 2**fmt.mantissa_bits)
+    anywhere = rng.integers(0, last, most or 1000)
+    codes = np.unique(np.concatenate([starts - 2, starts - 1, starts, starts + 1, anywhere, anywhere + 1]))
+    codes = codes[(codes >= 0) & (codes <= last)]
+    values = oracle.decode(torch.from_numpy(codes.astype(np.int32)), fmt).numpy()
+    return values[np.isfinite(values)]
+
+
+def _some_of(values: np.ndarray, most: int | None, rng: np.random.Generator | None) -> np.ndarray:
+    if most is None or len(values) <= most:
+        return np.arange(len(values))
+    exponent = np.frexp(values)[1]
+    border = np.flatnonzero(np.diff(exponent) != 0)  # the last value of a binade; the next one begins another
+    drawn = rng.integers(0, len(values), most)
+    ends = [0, 1, 2, len(values) - 2, len(values) - 1]
+    kept = border if len(border) <= most else rng.choice(border, most, replace=False)
+    return np.unique(np.concatenate([drawn, kept, kept + 1, ends]))
+
+
+def _outside(fmt: Format) -> np.ndarray:
+    """Values beyond the largest one and below half of the smallest that is not zero."""
+    small, beyond = oracle.min_subnormal(fmt) or oracle.min_normal(fmt), rounding_oracle.beyond(fmt)
+    above = [beyond, beyond * 1.25, beyond * 2, beyond * 1000, 1e6, 3e38]
+    return np.array([small / 4, small / 3, small * 0.49, small * 0.51, small * 0.75, *above])
+
+
+NOISES = 256
+
+
+def on_the_noise_grid(fmt: Format, count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """(x, noise): x lies on a grid of 1/256 of the format's step, and noise is 0/256 to 255/256, once each.
+
+    Over all noises, an unbiased rounding of x has x for its mean, exactly. x: float32, (n,): within `count` steps of
+    the format, those at both ends of the range and at borders of binades among them, positive and (where the format has
+    a sign) negative. noise: float32, (256,).
+    """
+    values = _magnitudes(fmt, 64, rng) if fmt.width > 16 else rounding_oracle.ladder(fmt)[0]
+    exponent = np.frexp(values)[1]
+    border = np.flatnonzero(np.diff(exponent) != 0)
+    border = rng.permutation(border)[: max(1, count // 3)] if len(border) else np.zeros(0, int)
+    chosen = np.unique(
+        np.concatenate([[0, 1, len(values) - 2], border, border + 1, rng.integers(0, len(values), count)])
+    )
+    chosen = chosen[(chosen >= 0) & (chosen < len(values) - 1)]
+    low = values[chosen]
+    step = oracle.ulp(torch.from_numpy(low).float(), fmt).numpy()
+    part = rng.integers(0, NOISES, (len(chosen), 3))
+    part[:, 0] = rng.choice([0, 1, NOISES - 1], len(chosen))
+    x = (low[:, None] + step[:, None] * part / NOISES).reshape(-1)
+    exact = x[x.astype(np.float32).astype(np.float64) == x].astype(np.float32)
+    both = np.concatenate([exact, -exact[exact > 0]]) if fmt.signed else exact
+    return torch.from_numpy(both), torch.arange(NOISES, dtype=torch.float32) / NOISES

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lowprec_lab.calls import bits_of
 from lowprec_lab.graders.case import Record
+from lowprec_lab.graders.counterexample import row_of
 from lowprec_lab.graders.registry import MISCONCEPTIONS, Check, Misconception
 from lowprec_lab.graders.run import Outcome, run_check, run_checks
 
@@ -79,12 +80,16 @@ def _wrong_inputs(record: Record, limit: int) -> list[tuple]:
 
 
 def input_key(record: Record, index: int) -> tuple:
-    """What element `index` of a comparison was computed from: the bits of each argument's element, or its repr."""
+    """What element `index` of a comparison came from: the bits of each argument's element or row, or its repr."""
     want = record.want[0]
-    return tuple(
-        int(bits_of(arg)[index]) if _elementwise(arg, want) else _whole(arg)
-        for arg in (*record.call.args, *record.call.kwargs.values())
-    )
+    if isinstance(want, Tensor) and not want.numel():  # nothing was expected, and something else came
+        return tuple(_whole(arg) for arg in (*record.call.args, *record.call.kwargs.values()))
+    return tuple(_part(arg, want, index) for arg in (*record.call.args, *record.call.kwargs.values()))
+
+
+def _part(arg: object, want: object, index: int) -> object:
+    row = row_of(arg, want, index)
+    return int(bits_of(arg)[index]) if _elementwise(arg, want) else _whole(arg if row is None else row)
 
 
 def _elementwise(arg: object, want: object) -> bool:

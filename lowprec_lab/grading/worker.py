@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 
 from lowprec_lab.blanks import BLANKS, load_chapters
-from lowprec_lab.calls import AnswerFailed, build_answer, call_answer, differentiate_answer
+from lowprec_lab.calls import AnswerFailed, build_answer, call_answer, call_scenario, differentiate_answer
 from lowprec_lab.grading import wire
 from lowprec_lab.limits import quiet
 from lowprec_lab.sources import AnswerError, Source, earlier_answers, load
@@ -39,6 +39,9 @@ class Served:
     def differentiate(self, args: tuple, kwargs: dict, gradients: tuple) -> tuple:
         return differentiate_answer(self.function, args, kwargs, gradients)
 
+    def scenario(self, args: tuple, kwargs: dict, name: str, module: str) -> object:
+        return call_scenario(self.function, args, kwargs, name, module)
+
     def build(self, args: tuple, kwargs: dict) -> int:
         if len(self.objects) >= _MOST_OBJECTS:
             raise AnswerFailed("exception", "It built too many objects.")
@@ -60,7 +63,7 @@ def serve(channel: socket.socket) -> None:
     """
     served = Served()
     verbs = {"load": served.load, "call": served.call, "differentiate": served.differentiate}
-    verbs |= {"build": served.build, "method": served.method}
+    verbs |= {"scenario": served.scenario, "build": served.build, "method": served.method}
     while True:
         try:
             verb, *arguments = wire.receive(channel)

@@ -1,0 +1,191 @@
+"""The same inputs in the libraries that are installed, next to what is right under the course's policy.
+
+Nothing here is required: a library that is not installed has a column that says so. What they do was measured, never
+looked up, so the table shows the versions at hand.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowprec_lab.formats import Format
+from lowprec_lab.graders import rounding_oracle
+
+_GFLOAT_NAMES = {
+    "float8_e4m3fn": "ocp_e4m3", "float8_e5m2": "ocp_e5m2", "float8_e8m0fnu": "ocp_e8m0", "float6_e2m3fn": "ocp_e2m3",
+    "float6_e3m2fn": "ocp_e3m2", "float4_e2m1fn": "ocp_e2m1", "bfloat16": "bfloat16", "float16": "binary16",
+}  # fmt: skip
+
+
+class AbsentError(Exception):
+    """A library, or its version of a format, is not there; the text says which."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one library makes of the inputs. values: None where there is nothing, and `absent` says why."""
+
+    name: str
+    values: list[float] | None
+    absent: str = ""
+
+
+@dataclass(frozen=True)
+class Casts:
+    """A table: the inputs, what is right under both policies, and each library. Text, and HTML in a notebook."""
+
+    fmt: Format
+    inputs: list[float]
+    right: list[Column]
+    libraries: list[Column]
+
+    def rows(self) -> list[list[str]]:
+        """The cells as text: a header, then a row for each input; absent libraries have no column."""
+        columns = [*self.right, *self._present()]
+        header = [f"input -> {self.fmt.name}", *(column.name for column in columns)]
+        body = [[_text(x), *(_text(column.values[index]) for column in columns)] for index, x in enumerate(self.inputs)]
+        return [header, *body]
+
+    def differs(self, column: Column) -> list[bool]:
+        """For each input, whether a library gives what neither policy allows."""
+        allowed = [each.values for each in self.right]
+        return [all(not _same(value, each[index]) for each in allowed) for index, value in enumerate(column.values)]
+
+    def _present(self) -> list[Column]:
+        return [column for column in self.libraries if column.values is not None]
+
+    def notes(self) -> list[str]:
+        """Sentences under the table: what the mark means, and what is absent."""
+        marked = any(any(self.differs(column)) for column in self._present())
+        meaning = "* neither policy allows this value." if marked else "Every value is right under one of the policies."
+        return [meaning, *(f"{column.name}: {column.absent}" for column in self.libraries if column.values is None)]
+
+    def __str__(self) -> str:
+        rows = self._marked("*")
+        widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, *self.notes()])
+
+    __repr__ = __str__
+
+    def _marked(self, mark: str) -> list[list[str]]:
+        rows, first = self.rows(), 1 + len(self.right)
+        for place, column in enumerate(self._present(), first):
+            for row, wrong in zip(rows[1:], self.differs(column), strict=True):
+                row[place] += mark if wrong else ""
+        return rows
+
+    def html(self) -> str:
+        """The table as HTML with inline styles, which JupyterLab keeps."""
+        rows = self._marked(" *")
+        cell = "padding: 2px 10px; text-align: right; font-family: monospace"
+        head = "".join(f'<th scope="col" style="{cell}">{html.escape(text)}</th>' for text in rows[0])
+        lines = [f"<tr>{head}</tr>"]
+        for row in rows[1:]:
+            tds = "".join(f'<td style="{cell}{_emphasis(text)}">{html.escape(text)}</td>' for text in row[1:])
+            lines.append(f'<tr><th scope="row" style="{cell}">{html.escape(row[0])}</th>{tds}</tr>')
+        notes = "<br>".join(html.escape(note) for note in self.notes())
+        return f'<table style="border-collapse: collapse">{"".join(lines)}</table><div>{notes}</div>'
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self.html()}
+
+
+def _emphasis(text: str) -> str:
+    return "; font-weight: bold" if text.endswith("*") else ""
+
+
+def casts(values: Sequence[float] | Tensor, fmt: Format) -> Casts:
+    """Cast float32 values to `fmt` in torch, ml_dtypes, gfloat and qtorch, whichever is installed.
+
+    values: numbers, or a float32 tensor; they are rounded to float32 first. fmt: of at most 16 bits.
+    """
+    x = torch.as_tensor(values, dtype=torch.float32).reshape(-1)
+    policies = ["saturate"] if fmt.specials == "finite" else ["saturate", "to_special"]
+    right = [
+        Column(f"right ({policy})", rounding_oracle.round_to(x, fmt, "nearest_even", policy).tolist())
+        for policy in policies
+    ]
+    libraries = [column for name, cast in LIBRARIES.items() for column in _columns(name, cast, x, fmt)]
+    return Casts(fmt, x.tolist(), right, libraries)
+
+
+def _columns(name: str, cast: Callable, x: Tensor, fmt: Format) -> list[Column]:
+    try:
+        with np.errstate(all="ignore"):
+            results = cast(x, fmt)
+    except AbsentError as absent:
+        return [Column(name, None, str(absent))]
+    except Exception as error:  # somebody else's code, in a version that we have not seen
+        return [Column(name, None, f"raised {type(error).__name__}: {error}")]
+    return [Column(_label(name) + what, values.tolist()) for what, values in results.items()]
+
+
+def _label(name: str) -> str:
+    try:
+        return f"{name} {importlib.metadata.version(name).partition('+')[0]}"
+    except importlib.metadata.PackageNotFoundError:
+        return name
+
+
+def _torch(x: Tensor, fmt: Format) -> dict[str, Tensor]:
+    if fmt.torch_dtype is None:
+        raise AbsentError(f"has no dtype for {fmt.name}")
+    return {"": x.to(fmt.torch_dtype).float()}
+
+
+def _ml_dtypes(x: Tensor, fmt: Format) -> dict[str, Tensor]:
+    ml_dtypes = _require("ml_dtypes")
+    dtype = np.float16 if fmt.name == "float16" else getattr(ml_dtypes, fmt.name, None)
+    if dtype is None:
+        raise AbsentError(f"has no dtype for {fmt.name}")
+    return {"": torch.from_numpy(x.numpy().astype(dtype).astype(np.float32))}
+
+
+def _gfloat(x: Tensor, fmt: Format) -> dict[str, Tensor]:
+    gfloat = _require("gfloat")
+    if fmt.name not in _GFLOAT_NAMES:
+        raise AbsentError(f"has no format {fmt.name}")
+    from gfloat import formats
+
+    info = getattr(formats, f"format_info_{_GFLOAT_NAMES[fmt.name]}")
+    return {
+        label: torch.from_numpy(gfloat.round_ndarray(info, x.numpy().astype(np.float64), sat=sat)).float()
+        for label, sat in (("", False), (", sat", True))
+        if sat or fmt.specials != "finite"  # gfloat too has nothing else to give there
+    }
+
+
+def _qtorch(x: Tensor, fmt: Format) -> dict[str, Tensor]:
+    _require("qtorch")
+    from qtorch.quant import float_quantize  # compiles its C++ when it is first imported
+
+    return {"": float_quantize(x, fmt.exponent_bits, fmt.mantissa_bits, rounding="nearest")}
+
+
+def _require(name: str):
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise AbsentError("is not installed") from error
+
+
+LIBRARIES: dict[str, Callable] = {"torch": _torch, "ml_dtypes": _ml_dtypes, "gfloat": _gfloat, "qtorch": _qtorch}
+
+
+def _same(a: float, b: float) -> bool:
+    both_nan = np.isnan(a) and np.isnan(b)
+    return bool(both_nan or a == b and np.signbit(a) == np.signbit(b))
+
+
+def _text(value: float) -> str:
+    """A float32 in the fewest digits that bring it back."""
+    return str(np.float32(value)).removesuffix(".0") if np.isfinite(value) else str(value)
