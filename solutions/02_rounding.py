@@ -57,7 +57,9 @@ try:
         round_stochastic,
         round_to,
         round_to_bfloat16,
+        traced,
         truncate_to_bfloat16,
+        written_into,
     )
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(

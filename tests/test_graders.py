@@ -49,6 +49,23 @@ def test_other_right_answers_pass(other):
     assert not verdict.misconception
 
 
+# What gives another dtype, shape or error than the right answer, and says so in its sentence.
+OF_ANOTHER_KIND = {
+    "cut_but_float32", "casts_back", "along_the_first", "over_everything", "swaps_the_results", "all_masters",
+    "last_weights_only", "fast_branches_on_values",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
+def test_a_misconception_fails_for_nothing_but_what_its_sentence_says(wrong):
+    """Else a learner's version, which fails for that alone, would not be named."""
+    outcomes = run_checks(wrong.exercise, wrong.function)
+    odd = [o.failure.sentence for o in outcomes if o.failure]
+    odd += [record.problem[1] for o in outcomes for record in o.records if record.problem]
+    own = wrong.function.__name__ in OF_ANOTHER_KIND or wrong.exercise == "double_rounding_victims"
+    assert own or not odd
+
+
 @pytest.fixture(scope="module")
 def verdicts():
     """The verdict on every misconception, by (exercise, name)."""

@@ -1,9 +1,13 @@
 """Verdicts: what an answer can give back that is wrong, how it is told, and that what is told can be tried."""
 
+import ast
+import builtins
 import html
+import importlib
 import math
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +16,11 @@ import torch
 from lowprec_lab import formats
 from lowprec_lab.blanks import BLANKS, in_order
 from lowprec_lab.calls import same_data
+from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.formats import E4M3, FORMATS, FP32
 from lowprec_lab.graders import judging, registry
 from lowprec_lab.graders import run as running
-from lowprec_lab.graders.case import tokens_of
+from lowprec_lab.graders.case import Case
 from lowprec_lab.graders.counterexample import bit_fields, tensor_text
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS
@@ -23,6 +28,7 @@ from lowprec_lab.graders.run import run_checks
 from lowprec_lab.graders.verdict import Row, Verdict
 from lowprec_lab.sources import Source, load, reference
 
+ROOT = Path(__file__).parents[1]
 registry.load_graders()
 NAMES = [blank.name for blank in in_order()]
 WRONG = [wrong for name in NAMES for wrong in MISCONCEPTIONS[name]]
@@ -297,45 +303,66 @@ def test_no_marks_under_strips_of_different_formats():
 # try it
 
 
-class Calls(list):
-    """What the functions of a page would be: records the call that "try it" shows."""
+def chapter_module(name):
+    return importlib.import_module(f"lowprec_lab.{BLANKS[name].module}")
 
-    def namespace(self):
-        given = {name: getattr(formats, name) for name in formats.__all__}
-        return {"torch": torch, **given, **{name: self._recorder(name) for name in NAMES}}
 
-    def _recorder(self, name):
-        return lambda *args, **kwargs: self.append((name, args))
+def tried(text, name, function):
+    """What the line gives in a page whose `name` is `function`: a result, or the class of the error that is raised."""
+    given = {each: getattr(formats, each) for each in formats.__all__}
+    try:
+        return eval(text, {"torch": torch, **given, **vars(chapter_module(name)), name: function})
+    except Exception as error:
+        return type(error)
+
+
+def differ(one, other):
+    if isinstance(one, type) or isinstance(other, type):
+        return one is not other
+    one, other = (each if isinstance(each, tuple) else (each,) for each in (one, other))
+    case = Case(0, "difference")
+    for mine, right in zip(one, other, strict=True):
+        case.same_bits(mine, right)
+    return any(record.wrong.any() for record in case.records)
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
 def test_try_it_shows_the_difference(wrong):
-    verdict = grade(BLANKS[wrong.exercise], wrong.function, naming=False)
-    calls = Calls()
-    eval(verdict.try_it, calls.namespace())
-    [(name, args)] = calls
-    assert name == wrong.exercise
-    mine, correct = wrong.function(*args), reference(name)(*args)
-    mine, correct = (part if isinstance(part, tuple) else (part,) for part in (mine, correct))
-    assert any(not np.array_equal(tokens_of(a), tokens_of(b)) for a, b in zip(mine, correct, strict=True))
+    name = wrong.exercise
+    verdict = grade(BLANKS[name], wrong.function, naming=False)
+    assert name in verdict.try_it
+    assert differ(tried(verdict.try_it, name, wrong.function), tried(verdict.try_it, name, reference(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_try_it_repeats_the_input_of_an_exception(name):
-    def stumbles(*args):
-        seen.append(args)
+def test_try_it_repeats_an_exception(name):
+    def stumbles(*args, **kwargs):
         raise RuntimeError("no")
 
-    seen, calls = [], Calls()
-    eval(judged(name, stumbles).try_it, calls.namespace())
-    [(_, args)] = calls
-    for shown, handed in zip(args, seen[0], strict=True):
-        if isinstance(shown, torch.Tensor):
-            assert shown.dtype == handed.dtype
-            assert shown.dim() == handed.dim()
-            assert np.array_equal(tokens_of(shown), tokens_of(handed)[: shown.numel()])
-        else:
-            assert shown == handed
+    assert tried(judged(name, stumbles).try_it, name, stumbles) is RuntimeError
+    assert tried(judged(name, stumbles).try_it, name, reference(name)) is not RuntimeError
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.module)
+def test_a_page_knows_every_name_that_its_lines_to_try_use(chapter):
+    wrong = [wrong for wrong in WRONG if BLANKS[wrong.exercise].module == chapter.module]
+    lines = {grade(BLANKS[each.exercise], each.function, naming=False).try_it for each in wrong}
+    used = {node.id for line in lines for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Name)}
+    page = ast.parse((ROOT / "solutions" / f"{chapter.name}.py").read_text())
+    imported = [
+        alias for node in ast.walk(page) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    ]
+    known = {alias.asname or alias.name for alias in imported}
+    assert used <= known | set(dir(builtins)), used - known
+
+
+def test_try_it_keeps_the_neighbours_that_a_mistake_needs():
+    def by_the_largest(x, fmt):
+        return reference("ulp")(x.abs().max().expand(x.shape) if x.numel() else x, fmt)
+
+    text = judged("ulp", by_the_largest).try_it
+    assert len(text) < 200
+    assert differ(tried(text, "ulp", by_the_largest), tried(text, "ulp", reference("ulp")))
 
 
 TENSORS = [

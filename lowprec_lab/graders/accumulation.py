@@ -935,6 +935,10 @@ def weights_of_all_shapes(answer, case):
     _losses(answer, case, weight[:0], update[:0], E4M3)
 
 
+def _nearest(x: Tensor, fmt: Format) -> Tensor:
+    return torch.from_numpy(np.asarray(rounder(fmt)(x.numpy()))).reshape(x.shape)
+
+
 def _against(weight: Tensor, update: Tensor, limit, compare) -> Tensor:
     return compare(update.double().abs(), limit) & (update != 0)
 
@@ -982,13 +986,12 @@ def lost_in_float32(weight, update, fmt):
 
 @misconception("update_is_lost", "It asks whether the update itself rounds to zero.")
 def update_rounds_to_zero(weight, update, fmt):
-    return (torch.from_numpy(np.asarray(rounder(fmt)(update.numpy()))) == 0) & (update != 0)
+    return (_nearest(update, fmt) == 0) & (update != 0)
 
 
 @misconception("update_is_lost", "It rounds the update to the format before it adds it.")
 def rounds_the_update_first(weight, update, fmt):
-    rounded = torch.from_numpy(np.asarray(rounder(fmt)(update.numpy())))
-    return (torch.from_numpy(np.asarray(rounder(fmt)((weight + rounded).numpy()))) == weight) & (update != 0)
+    return (_nearest(weight + _nearest(update, fmt), fmt) == weight) & (update != 0)
 
 
 @misconception("update_is_lost", "It cuts the sum (towards zero) instead of rounding it to the nearest value.")

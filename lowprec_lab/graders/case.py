@@ -7,6 +7,7 @@ verdict shows the first difference, and the naming of misconceptions compares wh
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Callable
@@ -32,10 +33,18 @@ _NAN_TOKEN = np.int64(-(2**63) + 1)
 
 @dataclass
 class Call:
-    """One call of the answer: positional arguments and keywords, as they were handed over."""
+    """One call of the answer: positional arguments and keywords, as they were handed over.
+
+    scenario: the function of the chapter's module that drove the answer, if one did. repeatable: whether the call alone
+    says what happened (a method's result depends on the calls before it). cut: whether only a part of what was handed
+    over is left.
+    """
 
     args: tuple
     kwargs: dict = field(default_factory=dict)
+    scenario: Callable | None = None
+    repeatable: bool = True
+    cut: bool = False
 
 
 @dataclass
@@ -188,24 +197,26 @@ class Answer:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """What the answer returns for these arguments."""
-        return self._drive("call", call_answer, args, kwargs)
+        return self._drive("call", call_answer, Call(args, kwargs))
 
     def differentiate(self, *args: object, gradients: tuple, **kwargs: object) -> tuple[tuple, tuple]:
         """(outputs, gradients of the floating-point arguments) for these gradients of the outputs."""
-        return self._drive("differentiate", differentiate_answer, args, kwargs, gradients)
+        return self._drive("differentiate", differentiate_answer, Call(args, kwargs, repeatable=False), gradients)
 
     def run(self, scenario: Callable, *args: object) -> object:
         """What a scenario of the chapter's module returns for the answer: `scenario(answer, *args)`, run beside it."""
-        return self._drive("scenario", call_scenario, args, {}, scenario.__name__, scenario.__module__)
+        call = Call(args, scenario=scenario)
+        return self._drive("scenario", call_scenario, call, scenario.__name__, scenario.__module__)
 
     def build(self, *args: object, **kwargs: object) -> Answered:
         """An object of a stateful answer: `answer.build(2.0**16).update(True)` calls its methods with data."""
-        return Answered(self, self._drive("build", build_answer, args, kwargs))
+        return Answered(self, self._drive("build", build_answer, Call(args, kwargs, repeatable=False)))
 
-    def _drive(self, verb: str, here: Callable, args: tuple, kwargs: dict, *more: object) -> object:
-        self.case.last_call = Call(args, kwargs)
-        elsewhere = getattr(self.function, "elsewhere", None)
-        return elsewhere(verb, args, kwargs, *more) if elsewhere else here(self.function, args, kwargs, *more)
+    def _drive(self, verb: str, here: Callable, call: Call, *more: object) -> object:
+        self.case.last_call = call
+        drive = getattr(self.function, "elsewhere", None)
+        drive = functools.partial(drive, verb) if drive else functools.partial(here, self.function)
+        return drive(call.args, call.kwargs, *more)
 
 
 class Answered:
@@ -219,7 +230,7 @@ class Answered:
 
     def __getattr__(self, name: str) -> Callable:
         def method(*args: object, **kwargs: object) -> object:
-            self._answer.case.last_call = Call(args, kwargs)
+            self._answer.case.last_call = Call(args, kwargs, repeatable=False)
             elsewhere = getattr(self._answer.function, "elsewhere", None)
             if elsewhere:
                 return elsewhere("method", args, kwargs, self._thing, name)

@@ -13,7 +13,6 @@ from lowprec_lab.formats import FORMATS, Format
 from lowprec_lab.graders.case import Call, Record
 from lowprec_lab.graders.verdict import Row
 
-_FEW_ELEMENTS = 24
 _OWN_FORMAT = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
 
 
@@ -103,30 +102,12 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def call_text(blank: Blank, call: Call | None, want: object, index: int | None) -> str:
-    """The call as the learner can type it, on the one element that matters where there is one."""
-    if call is None:
-        return ""
-    tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
-    one = index is not None and isinstance(want, Tensor) and all(arg.shape == want.shape for arg in tensors)
-    rows = all(row_of(arg, want, index) is not None for arg in tensors)
-    parts = []
-    for arg in call.args:
-        if isinstance(arg, Tensor):
-            part = arg.reshape(-1)[index : index + 1] if one else row_of(arg, want, index) if rows else _corner(arg)
-            parts.append(tensor_text(part))
-        else:
-            parts.append(repr(arg))
+def call_text(blank: Blank, call: Call) -> str:
+    """The call as the learner can type it. A scenario takes the answer as its first argument."""
+    parts = [blank.name] if call.scenario else []
+    parts += [tensor_text(arg) if isinstance(arg, Tensor) else repr(arg) for arg in call.args]
     parts += [f"{key}={value!r}" for key, value in call.kwargs.items()]
-    return f"{blank.name}({', '.join(parts)})"
-
-
-def _corner(value: Tensor) -> Tensor:
-    """A few elements that keep the tensor's number of dimensions: a failure may depend on it. All, if there are few."""
-    if value.numel() <= _FEW_ELEMENTS:
-        return value
-    few = 3 if value.dim() == 1 else 2
-    return value[(slice(few),) * value.dim()]
+    return f"{call.scenario.__name__ if call.scenario else blank.name}({', '.join(parts)})"
 
 
 def tensor_text(value: Tensor) -> str:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from lowprec_lab.blanks import Blank
 from lowprec_lab.graders.case import Record, tokens_of
-from lowprec_lab.graders.counterexample import call_text, input_rows, result_rows
+from lowprec_lab.graders.counterexample import input_rows, result_rows
 from lowprec_lab.graders.naming import name_misconception
 from lowprec_lab.graders.registry import CHECKS, Check
+from lowprec_lab.graders.reproduction import try_again, try_it
 from lowprec_lab.graders.run import Outcome, current_seed, run_checks
 from lowprec_lab.graders.verdict import Verdict
 
@@ -23,7 +24,7 @@ def grade(blank: Blank, function: Callable, *, seed: int | None = None, naming: 
     """Judge `function` as an answer to `blank`. seed: the public or the instructor's one when omitted."""
     seed = current_seed() if seed is None else seed
     outcomes = run_checks(blank.name, function, seed=seed)
-    verdict = _summary(blank, outcomes)
+    verdict = _summary(blank, function, outcomes)
     if verdict.passed:
         return verdict
     if naming:
@@ -48,7 +49,7 @@ def failed(blank: Blank, headline: str, sentence: str) -> Verdict:
     return verdict
 
 
-def _summary(blank: Blank, outcomes: list[Outcome]) -> Verdict:
+def _summary(blank: Blank, function: Callable, outcomes: list[Outcome]) -> Verdict:
     cases, wrong = sum(o.cases for o in outcomes), sum(o.wrong for o in outcomes)
     tried = {o.check.name: o for o in outcomes}
     checks = [_check_line(check, tried.get(check.name)) for check in CHECKS[blank.name]]
@@ -62,13 +63,13 @@ def _summary(blank: Blank, outcomes: list[Outcome]) -> Verdict:
     if passed:
         verdict.headline = f"bit-exact on {cases:,} of {cases:,} inputs"
     elif failures:
-        _describe_failure(verdict, blank, failures[0])
+        _describe_failure(verdict, blank, function, failures[0])
     elif problems:
-        _describe_problem(verdict, blank, problems[0])
+        _describe_problem(verdict, blank, function, problems[0])
     elif not wrong:
         _describe_empty(verdict)
     else:
-        _describe_difference(verdict, blank, outcomes, wrong, cases)
+        _describe_difference(verdict, blank, function, outcomes, wrong, cases)
     verdict.notes += _notes(outcomes)
     return verdict
 
@@ -104,21 +105,20 @@ def _check_line(check: Check, outcome: Outcome | None) -> dict:
     }
 
 
-def _describe_failure(verdict: Verdict, blank: Blank, outcome: Outcome) -> None:
+def _describe_failure(verdict: Verdict, blank: Blank, function: Callable, outcome: Outcome) -> None:
     failure = outcome.failure
     verdict.level, verdict.headline = "failed", "could not be judged"
     verdict.sentences.append(failure.sentence)
     if failure.where:
         verdict.sentences.append(f"In your code, {failure.where}")
-    if outcome.failed_call is not None:
-        verdict.try_it = call_text(blank, outcome.failed_call, None, None)
+    verdict.try_it = try_again(blank, None if failure.kind == "timeout" else function, outcome.failed_call)
 
 
-def _describe_problem(verdict: Verdict, blank: Blank, record: Record) -> None:
+def _describe_problem(verdict: Verdict, blank: Blank, function: Callable, record: Record) -> None:
     kind, sentence = record.problem
     verdict.level, verdict.headline = "failed", f"returns the wrong {kind}"
     verdict.sentences.append(sentence)
-    verdict.try_it = call_text(blank, record.call, None, None)
+    verdict.try_it = try_it(blank, function, record)
 
 
 def _describe_empty(verdict: Verdict) -> None:
@@ -130,7 +130,9 @@ def _describe_empty(verdict: Verdict) -> None:
     )
 
 
-def _describe_difference(verdict: Verdict, blank: Blank, outcomes: list[Outcome], wrong: int, cases: int) -> None:
+def _describe_difference(
+    verdict: Verdict, blank: Blank, function: Callable, outcomes: list[Outcome], wrong: int, cases: int
+) -> None:
     distance = _largest_distance(outcomes)
     if distance is not None and distance <= _CLOSE_ULP:
         verdict.level = "close"
@@ -140,7 +142,7 @@ def _describe_difference(verdict: Verdict, blank: Blank, outcomes: list[Outcome]
     record = next(record for o in outcomes for record in o.records if record.wrong.any())
     index = int(np.flatnonzero(record.wrong)[0])
     verdict.rows = input_rows(blank, record, index) + result_rows(record, index)
-    verdict.try_it = call_text(blank, record.call, record.want[0], index)
+    verdict.try_it = try_it(blank, function, record, index)
 
 
 def _largest_distance(outcomes: list[Outcome]) -> int | None:

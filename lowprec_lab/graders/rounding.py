@@ -695,7 +695,7 @@ def negative_zero_without_sign(x, fmt, mode="nearest_even", overflow="saturate")
 def negative_zero_is_nan_in_fnuz(x, fmt, mode="nearest_even", overflow="saturate"):
     codes = exact.encode(x, fmt, mode, overflow)
     wrong = (codes == 0) & x.signbit() & (fmt.specials == "fnuz")
-    return torch.where(wrong, 2 ** (fmt.width - 1), codes).to(torch.int32)
+    return torch.where(wrong, exact.nan_code(fmt) or 0, codes) if fmt.specials == "fnuz" else codes
 
 
 @misconception("encode", "It gives NaN all ones in ieee formats: one code is asked for, the mantissa's top bit alone.")
@@ -1246,38 +1246,48 @@ def _into(result, out):
 
 
 def _fast(x, fmt, *, odd=True, subnormal=True, nan=True, infinity=True, negative_zero=False, sign=torch.copysign):
-    """A fast rounder with parts left out: what most misconceptions of this exercise are made of."""
+    """A fast rounder with parts left out, which torch.compile can follow: what most misconceptions here are made of."""
+    normal, size = _normal(x, fmt, odd), (x.view(torch.int32) & 0x7FFFFFFF).view(torch.float32)
+    largest = _largest(fmt)
+    result = torch.where(size < 2.0 ** (1 - fmt.bias), _steps(size, fmt, subnormal), normal).clamp(max=largest)
+    result = result if infinity else torch.where(size.isinf(), _INF, result)
+    result = sign(torch.where(x.isnan(), _NAN if nan else largest, result), x)
+    return result if negative_zero or fmt.specials != "fnuz" else torch.where(result == 0, 0.0, result)
+
+
+def _normal(x, fmt, odd=True):
+    """Magnitudes rounded as normal numbers are; odd: True (ties to even), "code" (the last bit's), False (up)."""
     lost = 23 - fmt.mantissa_bits
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     last = ((magnitude >> lost) & 1 if fmt.mantissa_bits or odd == "code" else 1) if odd else 1
-    normal = ((magnitude + (2 ** (lost - 1) - 1) + last) >> lost << lost).view(torch.float32)
-    size = magnitude.view(torch.float32)
-    result = torch.where(size < oracle.min_normal(fmt), _even_steps(size, fmt, subnormal), normal)
-    largest = oracle.max_finite(fmt)
-    result = torch.where(size > largest, result.clamp(max=largest), result).clamp(max=largest)
-    result = torch.where(size.isinf(), largest if infinity else _INF, result)
-    result = sign(torch.where(x.isnan(), _NAN if nan else largest, result), x)
-    if fmt.specials == "fnuz" and not negative_zero:
-        result = torch.where(result == 0, 0.0, result)
-    return result
+    return ((magnitude + (2 ** (lost - 1) - 1) + last) >> lost << lost).view(torch.float32)
 
 
-def _even_steps(size, fmt, subnormal):
+def _steps(size, fmt, subnormal):
+    """Magnitudes rounded to multiples of the smallest subnormal; subnormal: True (ties to even), "up" or "flush"."""
     if subnormal == "flush":
         return size * 0.0
+    magic = 2.0 ** (24 - fmt.bias - fmt.mantissa_bits)
+    even = (size + magic) - magic
     step = 2.0 ** (1 - fmt.bias - fmt.mantissa_bits)
-    steps = (size.double() / step).round() if subnormal is True else (size.double() / step + 0.5).floor()
-    return (steps * step).float()
+    return even if subnormal is True else torch.where(size - even == step / 2, even + step, even)
+
+
+def _largest(fmt):
+    """The largest finite value in closed form: `oracle.max_finite` looks at codes, which no compiler can follow."""
+    top = 2**fmt.exponent_bits - 1 - (fmt.specials == "ieee" or (fmt.specials == "fn" and not fmt.mantissa_bits))
+    ones = 2 ** (fmt.mantissa_bits + 1) - 1 - (fmt.specials == "fn" and fmt.mantissa_bits > 0)
+    return ones * 2.0 ** (top - fmt.bias - fmt.mantissa_bits)
 
 
 @misconception("fast_round_to", "It rounds ties away from zero: the odd bit is missing from what is added.")
 def fast_ties_away(x, fmt, out=None):
-    return _into(_fast(x, fmt, odd=False, subnormal="away"), out)
+    return _into(_fast(x, fmt, odd=False, subnormal="up"), out)
 
 
 @misconception("fast_round_to", "It rounds ties of subnormals up: only its normal numbers go to the even neighbour.")
 def fast_subnormal_ties_up(x, fmt, out=None):
-    return _into(_fast(x, fmt, subnormal="away"), out)
+    return _into(_fast(x, fmt, subnormal="up"), out)
 
 
 @misconception("fast_round_to", "It flushes subnormals to zero.")
@@ -1287,12 +1297,8 @@ def fast_flushes(x, fmt, out=None):
 
 @misconception("fast_round_to", "It treats subnormals like normal numbers: they get as many mantissa bits.")
 def fast_without_subnormals(x, fmt, out=None):
-    lost = 23 - fmt.mantissa_bits
-    magnitude = x.view(torch.int32) & 0x7FFFFFFF
-    odd = (magnitude >> lost) & 1 if fmt.mantissa_bits else 1
-    fine = torch.copysign(((magnitude + (2 ** (lost - 1) - 1) + odd) >> lost << lost).view(torch.float32), x)
-    tiny = (x.abs() < oracle.min_normal(fmt)) & (x != 0)
-    return _into(torch.where(tiny, fine, _fast(x, fmt)), out)
+    tiny = (x.abs() < 2.0 ** (1 - fmt.bias)) & (x != 0)
+    return _into(torch.where(tiny, torch.copysign(_normal(x, fmt), x), _fast(x, fmt)), out)
 
 
 @misconception("fast_round_to", "It saturates NaN: the largest value comes out.")
@@ -1336,24 +1342,9 @@ def fast_returns_another(x, fmt, out=None):
     return result
 
 
-def _traceable(x, fmt):
-    """A right answer that torch.compile can follow: the misconception below fails for what it adds to it."""
-    lost = 23 - fmt.mantissa_bits
-    magnitude = x.view(torch.int32) & 0x7FFFFFFF
-    odd = (magnitude >> lost) & 1 if fmt.mantissa_bits else 1
-    normal = ((magnitude + (2 ** (lost - 1) - 1) + odd) >> lost << lost).view(torch.float32)
-    size, magic = magnitude.view(torch.float32), 2.0 ** (1 - fmt.bias + lost)
-    top = 2**fmt.exponent_bits - 1 - (fmt.specials == "ieee" or (fmt.specials == "fn" and not fmt.mantissa_bits))
-    ones = 2 ** (fmt.mantissa_bits + 1) - 1 - (fmt.specials == "fn" and fmt.mantissa_bits > 0)
-    largest = ones * 2.0 ** (top - fmt.bias - fmt.mantissa_bits)
-    result = torch.where(size < 2.0 ** (1 - fmt.bias), (size + magic) - magic, normal).clamp(max=largest)
-    result = torch.copysign(torch.where(x.isnan(), x, result), x)
-    return torch.where(result == 0, 0.0, result) if fmt.specials == "fnuz" else result
-
-
 @misconception("fast_round_to", "It asks a tensor for a value (`if x.isnan().any()`): a graph has no such branch.")
 def fast_branches_on_values(x, fmt, out=None):
-    result = _traceable(x, fmt)
+    result = _fast(x, fmt)
     if x.isnan().any():
         result = torch.where(x.isnan(), _NAN, result)
     return _into(result, out)

@@ -13,8 +13,9 @@ import numpy as np
 
 from lowprec_lab.blanks import BLANKS, Blank
 from lowprec_lab.calls import AnswerFailed
-from lowprec_lab.graders.counterexample import call_text, input_rows, result_rows
+from lowprec_lab.graders.counterexample import input_rows, result_rows
 from lowprec_lab.graders.registry import load_graders
+from lowprec_lab.graders.reproduction import try_it
 from lowprec_lab.graders.run import Outcome, run_checks, seed_number
 from lowprec_lab.graders.verdict import Row, Verdict
 from lowprec_lab.grading.clean import clean_text
@@ -159,4 +160,4 @@ def _wrong_inputs(blank: Blank, outcome: Outcome) -> Iterator[Difference]:
             continue  # nothing to compare, and the verdict says so
         for index in np.flatnonzero(record.wrong):
             rows = input_rows(blank, record, int(index)) + result_rows(record, int(index))
-            yield Difference(outcome.check.inputs, rows, call_text(blank, record.call, record.want[0], int(index)))
+            yield Difference(outcome.check.inputs, rows, try_it(blank, None, record, int(index)))
