@@ -30,10 +30,10 @@ setup:
 	$(SETUP) --extras dev
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-quick: setup
-	$(BIN)/python -m pytest -n 2 -m "not browser and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not slow"
 
 lint: setup
 	$(BIN)/python -m ruff check .

@@ -433,7 +433,7 @@ for via in (BF16, FP16):
 #
 # | | |
 # |---|---|
-# | in | `x`: float32 tensor; `fmt`: with a sign, a zero, 2 to 8 exponent bits and at most 22 mantissa bits; `out`: a float32 tensor to write into, or None |
+# | in | `x`: float32 tensor; `fmt`: with a sign, a zero, 2 to 8 exponent bits, at most 22 mantissa bits and a bias from -100 to 127; `out`: a float32 tensor to write into, or None |
 # | out | `out`, or a new float32 tensor: bit for bit `round_to(x, fmt)` |
 # | mind | one graph, element-wise; NaN stays NaN; infinity saturates; a tie in a format without mantissa bits goes up (neither neighbour is even) |
 #

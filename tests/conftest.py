@@ -5,6 +5,9 @@ import os
 import pytest
 
 from lowprec_lab.bench.chromium import find_chromium
+from lowprec_lab.blanks import BLANKS, load_chapters
+
+load_chapters()
 
 NO_CHROMIUM = (
     "no Chromium was found. Install one (Debian: apt-get install chromium; macOS: brew install --cask chromium) "
@@ -30,6 +33,8 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     needs_browser = [item for item in items if item.get_closest_marker("browser")]
     if not needs_browser or find_chromium() is not None:
         return
@@ -37,3 +42,13 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError(f"LOWPREC_REQUIRE_BROWSER=1, but {NO_CHROMIUM}")
     for item in needs_browser:
         item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
+
+
+def _group(item):
+    """Tests of one group run in one process: an exercise's, for its misconceptions are run once, or a file's."""
+    parameters = getattr(item, "callspec", None) and item.callspec.params
+    for case in (parameters or {}).values():
+        exercise = getattr(case, "exercise", case)
+        if isinstance(exercise, str) and exercise in BLANKS:
+            return exercise
+    return item.path.name

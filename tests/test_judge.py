@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from misconceptions import WRONG, label
 from sandboxes import open_sandbox
 
 from lowprec_lab import blanks, chapters
@@ -29,7 +30,6 @@ from lowprec_lab.terminal import judge_source
 
 registry.load_graders()
 PACKAGE = Path(blanks.__file__).parent
-WRONG = [wrong for blank in in_order() for wrong in MISCONCEPTIONS[blank.name]]
 OTHERS = other_answers()
 
 
@@ -142,7 +142,7 @@ def test_the_reference_gets_the_same_verdict(name, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
+@pytest.mark.parametrize("wrong", WRONG, ids=label)
 def test_a_misconception_gets_the_same_verdict(wrong, workers):
     name, source = wrong.exercise, standing_alone(wrong)
     verdict = judge(BLANKS[name], {name: source}, workers)

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from misconceptions import NAMES, WRONG, label, verdict_on
 
 from lowprec_lab import formats
-from lowprec_lab.blanks import BLANKS, in_order
+from lowprec_lab.blanks import BLANKS
 from lowprec_lab.calls import same_data
-from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.formats import E4M3, FORMATS, FP32
-from lowprec_lab.graders import judging, registry
+from lowprec_lab.graders import judging
 from lowprec_lab.graders import run as running
 from lowprec_lab.graders.case import Case
 from lowprec_lab.graders.counterexample import bit_fields, tensor_text
@@ -29,9 +29,6 @@ from lowprec_lab.graders.verdict import Row, Verdict
 from lowprec_lab.sources import Source, load, reference
 
 ROOT = Path(__file__).parents[1]
-registry.load_graders()
-NAMES = [blank.name for blank in in_order()]
-WRONG = [wrong for name in NAMES for wrong in MISCONCEPTIONS[name]]
 
 
 def judged(name, function):
@@ -326,12 +323,12 @@ def differ(one, other):
     return any(record.wrong.any() for record in case.records)
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.exercise}-{wrong.function.__name__}")
+@pytest.mark.parametrize("wrong", WRONG, ids=label)
 def test_try_it_shows_the_difference(wrong):
     name = wrong.exercise
-    verdict = grade(BLANKS[name], wrong.function, naming=False)
-    assert name in verdict.try_it
-    assert differ(tried(verdict.try_it, name, wrong.function), tried(verdict.try_it, name, reference(name)))
+    text = verdict_on(wrong).try_it
+    assert name in text
+    assert differ(tried(text, name, wrong.function), tried(text, name, reference(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -343,12 +340,11 @@ def test_try_it_repeats_an_exception(name):
     assert tried(judged(name, stumbles).try_it, name, reference(name)) is not RuntimeError
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.module)
-def test_a_page_knows_every_name_that_its_lines_to_try_use(chapter):
-    wrong = [wrong for wrong in WRONG if BLANKS[wrong.exercise].module == chapter.module]
-    lines = {grade(BLANKS[each.exercise], each.function, naming=False).try_it for each in wrong}
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_knows_every_name_that_its_lines_to_try_use(name):
+    lines = {verdict_on(wrong).try_it for wrong in MISCONCEPTIONS[name]}
     used = {node.id for line in lines for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Name)}
-    page = ast.parse((ROOT / "solutions" / f"{chapter.name}.py").read_text())
+    page = ast.parse((ROOT / "solutions" / f"{BLANKS[name].chapter.name}.py").read_text())
     imported = [
         alias for node in ast.walk(page) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
     ]
