@@ -24,7 +24,6 @@ import torch
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
-TRAINING_TEXT = "tinyshakespeare.txt"
 
 # Statuses. Of facts: OK, NOTE (works, with less), MISSING (mend it). Of precisions: NATIVE, EMULATED, CANNOT.
 OK, NOTE, MISSING = "ok", "note", "missing"
@@ -461,14 +460,11 @@ def _has_module(name: str) -> bool:
 
 
 def cached_training_text() -> str | None:
-    """Path of the training text, in the folder that LOWPREC_DATA names or in pooch's cache, or None."""
-    folders = [Path(os.environ["LOWPREC_DATA"])] if os.environ.get("LOWPREC_DATA") else []
-    if _has_module("pooch"):
-        import pooch
+    """Path of the training text, what LOWPREC_DATA names or in pooch's cache, or None."""
+    from lowprec_lab.data import local_text
 
-        folders.append(Path(pooch.os_cache("lowprec_lab")))
-    paths = (folder / TRAINING_TEXT for folder in folders)
-    return next((str(path) for path in paths if path.is_file()), None)
+    path = local_text()
+    return None if path is None else str(path)
 
 
 __all__ = ["Line", "Machine", "Report", "diagnose", "doctor", "inspect_machine"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowprec_lab import devices
+from lowprec_lab import data, devices
 from lowprec_lab.devices import CANNOT, EMULATED, MISSING, NATIVE, NOTE, OK, Machine, diagnose, doctor
 
 LAPTOP = Machine(
@@ -206,8 +206,8 @@ def test_the_training_text_is_found_where_lowprec_data_says(tmp_path, monkeypatc
     monkeypatch.setenv("LOWPREC_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert devices.cached_training_text() is None
-    (tmp_path / devices.TRAINING_TEXT).write_text("First Citizen:")
-    assert devices.cached_training_text() == str(tmp_path / devices.TRAINING_TEXT)
+    (tmp_path / data.SHAKESPEARE).write_text("First Citizen:")
+    assert devices.cached_training_text() == str(tmp_path / data.SHAKESPEARE)
 
 
 def test_it_imports_with_torch_and_numpy_alone():
