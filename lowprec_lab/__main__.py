@@ -1,7 +1,7 @@
-"""The command line: `lowprec-lab doctor | open | check | reveal | progress | build | bench | prove | course | ...`.
+"""The command line: `lowprec-lab doctor | open | check | reveal | progress | train | compare | build | bench | ...`.
 
 One function per command, which imports what it calls when it is called: `lowprec-lab --help` must not wait for torch.
-Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped with Ctrl-C.
+Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped with Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -123,6 +123,55 @@ def bench(options: argparse.Namespace) -> int:
         _print_json(reports if options.all else reports[names[0]])
     else:
         print("\n\n".join(_figures_as_text(name, report) for name, report in reports.items()))
+    return 0
+
+
+def train(options: argparse.Namespace) -> int:
+    """Train a GPT on real text, in the precision of your choice; --resume goes on, bit for bit."""
+    from lowprec_lab.settings import names, settings
+
+    given = {name: getattr(options, name) for name in names() if getattr(options, name) is not None}
+    from lowprec_lab.data import DataError
+    from lowprec_lab.runs import RunError
+    from lowprec_lab.train import TrainingError, resume_settings, train
+
+    name = options.name or f"{given.get('preset', 'baby')}-{given.get('precision', 'fp32')}"
+    shown = sys.stderr if options.json else sys.stdout
+    try:
+        told = resume_settings(name, given) if options.resume else settings(**given)
+        result = train(
+            told, name, options.resume, options.overwrite, options.stop_at, progress=not options.json,
+            say=lambda line: print(line, file=shown, flush=True),
+        )  # fmt: skip
+    except (RunError, DataError, TrainingError) as error:
+        return _failed(error) if _is_first_process() else 1
+    except ValueError as error:  # a setting, or a precision, that cannot be
+        raise CommandError(str(error)) from error
+    if _is_first_process():
+        _print_json(result.as_dict()) if options.json else print(result.text())
+    return result.stopped
+
+
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare training runs: a table, and a picture of their losses."""
+    from lowprec_lab import compare
+    from lowprec_lab.runs import RunError, runs_folder
+
+    try:
+        curves = compare.load_curves(options.runs)
+        path = Path(options.out) if options.out else runs_folder() / "compare.png"
+        compare.save(compare.plot(curves), path)
+    except RunError as error:
+        return _failed(error)
+    if options.json:
+        _print_json({"runs": [curve.summary() for curve in curves], "picture": str(path)})
+    else:
+        print(compare.table(curves))
+        print(f"The picture is {path}.")
     return 0
 
 
@@ -305,6 +354,17 @@ def _parser() -> argparse.ArgumentParser:
         "--answer", metavar="NAME", help="which exercise: round_to, say (default: what covers the mode)"
     )
 
+    training = command(train, "train", json_too=True)
+    training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision)")
+    training.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    training.add_argument("--overwrite", action="store_true", help="begin a run of that name again")
+    training.add_argument("--stop-at", type=int, metavar="STEP", help="stop after that step, with a checkpoint")
+    _add_settings(training.add_argument_group("settings (defaults: the preset's)"))
+
+    comparing = command(compare, "compare", json_too=True)
+    comparing.add_argument("runs", nargs="+", metavar="RUN", help="names in work/runs, or paths")
+    comparing.add_argument("--out", metavar="FILE", help="the picture, .png or .svg (default: work/runs/compare.png)")
+
     grading = command(grade, "grade", json_too=True)
     grading.add_argument("chapter", metavar="CHAPTER", help="number or name: 01, bits")
     grading.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each processor)")
@@ -331,6 +391,21 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("folder", metavar="DIR", help="a new folder, outside the clone")
     init.add_argument("--course-id", required=True, metavar="ID", help="the course's name in nbgrader: fp8-2027, say")
     return parser
+
+
+def _add_settings(group) -> None:
+    """A flag for every setting of a training run; None where it is not given."""
+    from dataclasses import fields
+
+    from lowprec_lab.settings import Settings
+
+    for each in fields(Settings):
+        flag, kind, text = f"--{each.name.replace('_', '-')}", type(each.default), each.metadata["help"]
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            letter = {int: "N", float: "X", str: "WORD"}[kind]
+            group.add_argument(flag, type=kind, metavar=letter, help=text)
 
 
 def _first_line(function) -> str:

@@ -413,7 +413,7 @@ def compile_elementwise(function: Callable, dtype: torch.dtype, what: str, into:
                 Exception
             ) as error:  # whatever a compiler can stumble over; the eager function says if it is the code
                 state["compiled"] = None
-                _say_once(f"{what} runs eagerly, the same results but slower: {_first_line(error)}")
+                _say_once(f"{what} runs eagerly, the same results but slower: {first_line(error)}")
         for start in range(0, flat.numel(), _PIECE):
             own(flat[start : start + _PIECE], room[start : start + _PIECE])
 
@@ -461,6 +461,6 @@ def _constant(ask: Callable, fmt: Format) -> Callable:
     return lambda _fmt: number
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {line}"

@@ -1,0 +1,357 @@
+"""Train a GPT: `lowprec-lab train`, or `train(settings("baby", precision="bf16"))` in a notebook.
+
+What happens around the steps is here: the log, validations, checkpoints, the progress bar, stopping and going on, and
+several processes under torchrun. What a step is, is in trainer.py.
+
+A run that goes on from a checkpoint gives the same bits as one that was never stopped: batches are drawn from the
+number of the step, torch is asked for deterministic algorithms, and the number of threads, on which the last bits of
+sums depend, is recorded and compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lowprec_lab.data import Corpus, load_corpus
+from lowprec_lab.files import write_whole
+from lowprec_lab.runs import Run, RunError, run_folder
+from lowprec_lab.settings import IDENTITY, Settings, changed, settings
+from lowprec_lab.trainer import Trainer, TrainingError, deterministic
+
+_SIGNALS = {"SIGINT": 130, "SIGTERM": 143}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    folder: the run's. records: the log, a dict for each step: step, loss, lr, grad_norm, scale, skipped, tokens_per_s,
+    and val_loss where there was a validation. sample: what the model wrote. stopped: 0, or the exit status of a run
+    that was stopped (130 by Ctrl-C, 143 by SIGTERM). trainer: with the trained model.
+    """
+
+    folder: Path
+    records: list[dict]
+    sample: str
+    stopped: int
+    trainer: Trainer
+
+    @property
+    def val_loss(self) -> float | None:
+        """The last validation's loss."""
+        return next((record["val_loss"] for record in reversed(self.records) if "val_loss" in record), None)
+
+    def as_dict(self) -> dict:
+        """The result as plain data, without the log."""
+        last = self.records[-1] if self.records else {"step": 0, "loss": None}
+        return {
+            "folder": str(self.folder), "step": last["step"], "loss": last["loss"], "val_loss": self.val_loss,
+            "stopped": self.stopped, "sample": self.sample,
+        }  # fmt: skip
+
+    def text(self) -> str:
+        """The result in words."""
+        last = self.records[-1]["step"] if self.records else 0
+        lines = [] if self.val_loss is None else [f"Validation loss {self.val_loss:.4f}."]
+        if last < self.trainer.settings.steps:
+            lines.append(f"Stopped after step {last}, with a checkpoint. Go on with the same command and --resume.")
+        return "\n".join([*lines, *([f"\n{self.sample}"] if self.sample else [])])
+
+    def __repr__(self) -> str:
+        last = self.records[-1]["step"] if self.records else 0
+        loss = "no validation yet" if self.val_loss is None else f"validation loss {self.val_loss:.4f}"
+        return f"<{last} steps, {loss}, in {self.folder}>"
+
+
+def train(
+    told: Settings,
+    name: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    stop_at: int | None = None,
+    progress: bool = True,
+    corpus: Corpus | None = None,
+    on_step: Callable[[dict], None] | None = None,
+    on_start: Callable[[Trainer], None] | None = None,
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Train as `told`, in the folder `work/runs/<name>` (default: preset-precision), or in the folder of that path.
+
+    resume: go on from the newest checkpoint, where there is one. overwrite: forget a run of that name. stop_at: stop
+    after that step, with a checkpoint. corpus: the text; what `load_corpus` finds, when omitted. on_step: called with
+    every line of the log; on_start: with the trainer before the first step (to hook something in).
+
+    Raises RunError for a folder that cannot be used, WorkspaceError when it cannot be written (a full disk), and
+    TrainingError when the loss is not finite; the newest checkpoint is then from before.
+    """
+    run = Run(run_folder(name or f"{told.preset}-{told.precision}"))
+    with _processes(told) as rank, _threads(told), deterministic(), _Stop(say) as stop:
+        say = say if rank == 0 else _silent
+        state = _start(run, told, resume, overwrite, say)
+        trainer = Trainer(told, corpus if corpus is not None else load_corpus(say), say)
+        if state is not None:
+            _require_same_text(state, trainer)
+            trainer.load_state_dict(state["trainer"])
+            say(f"Going on after step {trainer.step} of {told.steps}.")
+        say(_what(told, trainer, run))
+        loop = _Loop(run, trainer, rank, progress, on_step, stop)
+        if on_start is not None:
+            on_start(trainer)
+        loop.go(min(told.steps, stop_at or told.steps))
+        sample = ""
+        if rank == 0 and trainer.step == told.steps and told.sample:
+            sample = trainer.sample(told.sample)
+            write_whole(run.folder / "sample.txt", sample.encode())
+        return Result(run.folder, loop.records, sample, stop.status, trainer)
+
+
+def resume_settings(name: str, given: dict) -> Settings:
+    """The settings to go on with: the run's own, with the `given` ones in their place.
+
+    Raises RunError where that would make another run of it. Where there is no run of that name yet: the given ones.
+    """
+    run = Run(run_folder(name))
+    if not (run.folder / "settings.json").exists():
+        return settings(**given)
+    own = run.read_settings()
+    asked = settings(**{**dataclasses.asdict(own), **given})
+    different = [name for name in IDENTITY if name in changed(own, asked)]
+    if different:
+        has = ", ".join(f"{name} {getattr(own, name)}" for name in different)
+        wants = ", ".join(f"{name} {getattr(asked, name)}" for name in different)
+        raise RunError(
+            f"the run in {run.folder} was trained with {has}, and cannot go on with {wants}. Leave that out to go on "
+            "with it, or choose another --name for a new run"
+        )
+    return asked
+
+
+# --- starting ---------------------------------------------------------------------------------------------------------
+
+
+def _start(run: Run, told: Settings, resume: bool, overwrite: bool, say) -> dict | None:
+    """Have the folder ready, and say what changes; the checkpoint to go on from, or None."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    if run.exists() and not resume and not overwrite:
+        raise RunError(
+            f"there is a run in {run.folder} already. Go on with it (--resume), begin it again (--overwrite), or "
+            "choose another --name"
+        )
+    if dist.is_initialized():
+        dist.barrier()  # everybody has looked before anybody writes
+    state = None
+    if resume:
+        state = run.load(say)
+        if state is not None:
+            _compare(run, state, told, say)
+    elif rank == 0 and overwrite:
+        run.clear()
+    if rank == 0:
+        run.write_settings(told)
+    return state
+
+
+def _compare(run: Run, state: dict, told: Settings, say) -> None:
+    """Refuse a checkpoint of another model; say what will differ from a run that was never stopped."""
+    before = settings(**state["settings"])
+    differences = changed(before, told)
+    other = [name for name in IDENTITY if name in differences]
+    if other:
+        was = ", ".join(f"{name} {differences[name][0]}" for name in other)
+        asked = ", ".join(f"{name} {differences[name][1]}" for name in other)
+        raise RunError(
+            f"the checkpoint in {run.folder} is of another run: it has {was}, and {asked} was asked for. "
+            "Choose another --name"
+        )
+    kept = ("eval_every", "checkpoint_every", "sample", "tensorboard", "threads")
+    now = [f"{name} {old} → {new}" for name, (old, new) in differences.items() if name not in kept]
+    if now:
+        say(f"Changed since the checkpoint: {', '.join(now)}.")
+    if state["threads"] != torch.get_num_threads():
+        say(
+            f"The checkpoint was made with {state['threads']} threads, and this run has {torch.get_num_threads()}: the "
+            f"last bits will differ from a run that was never stopped. --threads {state['threads']} keeps them."
+        )
+    if state["torch"] != torch.__version__:
+        say(f"The checkpoint was made with torch {state['torch']}, and this is {torch.__version__}: bits may differ.")
+
+
+def _require_same_text(state: dict, trainer: Trainer) -> None:
+    if state["text"] != trainer.corpus.sha256:
+        raise RunError(
+            f"the checkpoint was trained on another text than {trainer.corpus.name}. Set LOWPREC_DATA to that text, or "
+            "choose another --name"
+        )
+
+
+def _what(told: Settings, trainer: Trainer, run: Run) -> str:
+    kind = f"{told.preset} ({trainer.model.size():,} numbers) in {told.precision} on {trainer.device}"
+    world = f", {trainer.world} processes" if trainer.world > 1 else ""
+    return f"Training {kind}{world}, {torch.get_num_threads()} threads. The run is in {run.folder}."
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+class _Loop:
+    """The steps, and what is done after each."""
+
+    def __init__(self, run: Run, trainer: Trainer, rank: int, progress: bool, on_step, stop: _Stop) -> None:
+        self.run, self.trainer, self.rank, self.stop, self.on_step = run, trainer, rank, stop, on_step
+        self.progress, self.told = progress and rank == 0, trainer.settings
+        told = self.told
+        self.tokens = told.batch * told.context * told.accumulate * trainer.world  # in a step
+        self.records = run.start_log(trainer.step) if rank == 0 else []
+        self.board = _tensorboard(run, trainer.step) if rank == 0 and told.tensorboard else None
+        self.saved = trainer.step if trainer.step else -1
+
+    def go(self, last: int) -> None:
+        """Steps up to number `last`; a checkpoint at the end, however it comes."""
+        try:
+            with _bar(self.progress, self.told.steps, self.trainer.step) as bar:
+                while self.trainer.step < last and not self.stop.agreed:
+                    self._step(bar)
+            self._save()
+        finally:
+            self.run.close()
+            if self.board is not None:
+                self.board.close()
+
+    def _step(self, bar) -> None:
+        started = time.perf_counter()
+        record = self.trainer.take_step(self.stop.status != 0)
+        record["tokens_per_s"] = round(self.tokens / (time.perf_counter() - started))
+        self.stop.agreed = record.pop("stop")
+        step = record["step"]
+        if step % self.told.eval_every == 0 or step == self.told.steps:
+            record["val_loss"] = self.trainer.evaluate()
+        if self.rank == 0:
+            self._keep(record, bar)
+        if step % self.told.checkpoint_every == 0:
+            self._save()
+
+    def _keep(self, record: dict, bar) -> None:
+        self.records.append(record)
+        self.run.log(record)
+        if self.board is not None:
+            for name, value in record.items():
+                if name != "step" and value is not None:
+                    self.board.add_scalar(name, float(value), record["step"])
+        if bar is not None:
+            if "val_loss" in record:
+                bar.write(f"step {record['step']}: loss {record['loss']:.4f}, validation {record['val_loss']:.4f}")
+            bar.set_postfix_str(f"loss {record['loss']:.3f}, {record['tokens_per_s']:,} tokens/s", refresh=False)
+            bar.update()
+        if self.on_step is not None:
+            self.on_step(record)
+
+    def _save(self) -> None:
+        trainer = self.trainer
+        if self.rank == 0 and self.saved != trainer.step:
+            self.run.save({
+                "step": trainer.step, "settings": dataclasses.asdict(self.told), "text": trainer.corpus.sha256,
+                "vocabulary": trainer.corpus.vocabulary.characters, "threads": torch.get_num_threads(),
+                "torch": str(torch.__version__), "trainer": trainer.state_dict(),
+            })  # fmt: skip
+        self.saved = trainer.step
+
+
+@contextlib.contextmanager
+def _bar(wanted: bool, total: int, done: int) -> Iterator[object]:
+    if not wanted:
+        yield None
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:  # a bare machine
+        yield None
+        return
+    with tqdm(total=total, initial=done, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=0.25) as bar:
+        yield bar
+
+
+def _tensorboard(run: Run, done: int):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise RunError(
+            "TensorBoard is not installed: pip install tensorboard, or train without --tensorboard"
+        ) from error
+    return SummaryWriter(str(run.folder / "tensorboard"), purge_step=done + 1)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+class _Stop:
+    """While it is entered, Ctrl-C and SIGTERM let the step end and stop the run; a second one stops it at once.
+
+    status: 0, or the exit status of a process that the signal ends. agreed: all processes know.
+    """
+
+    def __init__(self, say) -> None:
+        self.status, self.agreed, self._say, self._before = 0, False, say, {}
+
+    def __enter__(self) -> _Stop:
+        if threading.current_thread() is threading.main_thread():
+            for name in _SIGNALS:
+                number = getattr(signal, name)
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame) -> None:
+        self.status = _SIGNALS[signal.Signals(number).name]
+        signal.signal(number, self._before[number] or signal.SIG_DFL)
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+# --- threads and processes --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _threads(told: Settings) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if told.threads:
+        torch.set_num_threads(told.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _processes(told: Settings) -> Iterator[int]:
+    """Join the other processes under torchrun; the rank of this one, 0 where it is alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        yield dist.get_rank() if dist.is_initialized() else 0
+        return
+    on_gpus = told.device.startswith("cuda") or (told.device == "auto" and torch.cuda.is_available())
+    if on_gpus:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    dist.init_process_group("nccl" if on_gpus else "gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+__all__ = ["Result", "TrainingError", "resume_settings", "train"]

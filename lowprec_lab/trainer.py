@@ -1,0 +1,307 @@
+"""One model and its optimizer, step by step: what a training step is, in the order in which it has to be.
+
+    trainer = Trainer(settings("baby", precision="bf16"), corpus)
+    for _ in range(300):
+        record = trainer.take_step()     # {"step": 1, "loss": 4.2, "lr": ..., "grad_norm": ..., "scale": ..., ...}
+
+Everything random is drawn from the seed and the number of the step, so that a run can go on from any step as if it had
+never stopped. Run logs, checkpoints and the progress bar are train.py's.
+
+References: Karpathy, nanoGPT, train.py; PyTorch's notes on mixed precision for the order unscale, clip, step, update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lowprec_lab import fused
+from lowprec_lab.data import Corpus, step_generator
+from lowprec_lab.gpt import GPT, GPTConfig
+from lowprec_lab.precision import loss_scaler, precision
+from lowprec_lab.settings import Settings
+
+_DROPOUT = 10**6  # parts of a step's seed from here on are dropout's, and not a batch's
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the sentence says at which step, and why."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"TrainingError: {self}"]
+
+
+class Trainer:
+    """A model in training. model, optimizer, scaler, precision, step (steps done) may be looked at, and hooked.
+
+    settings: see settings.py. corpus: the text. say: called with what a reader of the run should know.
+    Under torchrun every process has one, and takes its own batches.
+    Raises PrecisionError, DataError or ValueError where the settings cannot be had with this machine and text.
+    """
+
+    def __init__(self, settings: Settings, corpus: Corpus, say=print) -> None:
+        self.settings, self.corpus, self.step = settings, corpus, 0
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.device = pick_device(settings.device)
+        for split in ("train", "validation"):
+            corpus.batch(split, step_generator(0, 0), 1, settings.context)  # a text that is too short says so now
+        compiled = settings.compile and _can_compile(self.device, say)
+        self.precision = precision(settings.precision, self.device.type, compiled)
+        if self.precision.note:
+            say(self.precision.note)
+        self.scaler = loss_scaler(settings.scale_setting)
+        torch.manual_seed(settings.seed)
+        self.model = GPT(config_of(settings, len(corpus.vocabulary))).to(self.device)
+        self.precision.convert(self.model)
+        self.optimizer = make_optimizer(self.model, settings)
+        self._forward = torch.compile(self.model) if compiled else self.model
+        if self.world > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            self._forward = nn.parallel.DistributedDataParallel(self._forward, device_ids=ids)
+        self._parameters = list(self.model.parameters())
+        self._last_bad = ""
+
+    def take_step(self, stop: bool = False) -> dict:
+        """One step: gradients of `accumulate` batches, unscaled, looked at, clipped, used or skipped.
+
+        stop: whether this process was asked to stop. Returns the step's line of the log: step, loss (before the step,
+        mean over processes), lr, grad_norm (before clipping; None where it is not finite), scale (with which the loss
+        was multiplied), skipped, and stop (whether any process was asked to).
+        Raises TrainingError when the loss is not finite, or the scale has reached 0; the weights are then unchanged.
+        """
+        step = self.step + 1
+        lr = learning_rate(self.settings, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        scale = self.scaler.scale
+        if scale == 0:
+            raise TrainingError(
+                f"step {step}: the loss scale has fallen to 0. No scale helps when a gradient is NaN, and not too "
+                f"large. {self._last_bad}"
+            )
+        loss, stop = self._gradients(step, scale, stop)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"step {step}: the loss is {loss}. {self._first_not_finite(step)} {self._last_bad}".strip()
+            )
+        gradients = [parameter.grad for parameter in self._parameters]
+        if scale != 1:
+            torch._foreach_mul_(gradients, 1 / scale)
+        total = nn.utils.get_total_norm(gradients)
+        norm = float(total)
+        bad = None if math.isfinite(norm) else self._bad_gradient()
+        if bad:
+            self._last_bad = f"The gradient of {bad} was not finite at step {step}."
+        skipped = bad is not None and self.scaler.checks
+        if self.settings.clip and not skipped:
+            nn.utils.clip_grads_with_norm_(self._parameters, self.settings.clip, total)
+        if not skipped:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.update(bad is not None)
+        self.precision.after_step()
+        self.step = step
+        shown = norm if math.isfinite(norm) else None
+        return {
+            "step": step,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": shown,
+            "scale": scale,
+            "skipped": skipped,
+            "stop": stop,
+        }
+
+    def batch(self, step: int, part: int = 0) -> tuple[Tensor, Tensor]:
+        """(x, y), int64 (batch, context): this process's batch number `part` of a step."""
+        generator = step_generator(self.settings.seed, step, part * self.world + self.rank)
+        return self.corpus.batch("train", generator, self.settings.batch, self.settings.context, self.device)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """The validation loss: the mean over `eval_batches` batches, the same ones every time."""
+        s = self.settings
+        self.model.eval()
+        losses = []
+        for which in range(self.rank, s.eval_batches, self.world):
+            x, y = self.corpus.even_batch("validation", which, s.eval_batches, s.batch, s.context, self.device)
+            with self.precision.context():
+                losses.append(self.model(x, y)[1].double())
+        self.model.train()
+        total = sum(losses, torch.zeros((), dtype=torch.float64, device=self.device))
+        if self.world > 1:
+            dist.all_reduce(total)
+        return float(total) / s.eval_batches
+
+    def sample(self, count: int, start: str | None = None, temperature: float = 0.8) -> str:
+        """`count` characters that the model writes after `start` (its first character, where it is omitted)."""
+        vocabulary = self.corpus.vocabulary
+        tokens = vocabulary.encode(start or ("\n" if "\n" in vocabulary.characters else vocabulary.characters[0]))
+        x = torch.from_numpy(tokens.astype("int64"))[None].to(self.device)
+        generator = torch.Generator(self.device).manual_seed(self.settings.seed)
+        self.model.eval()
+        with self.precision.context():
+            made = self.model.generate(x, count, temperature, generator=generator)
+        self.model.train()
+        return vocabulary.decode(made[0].cpu())
+
+    def state_dict(self) -> dict:
+        """Everything that the next step depends on, for a checkpoint."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "precision": self.precision.state_dict(),
+            "generator": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from what `state_dict` gave, bit for bit."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.precision.load_state_dict(state["precision"])
+        torch.set_rng_state(state["generator"])
+        self.step = state["step"]
+
+    # What a step is made of.
+
+    def _gradients(self, step: int, scale: float, stop: bool) -> tuple[float, bool]:
+        """Fill in the gradients of `scale` times the loss; (the loss, whether any process is to stop)."""
+        s = self.settings
+        if s.dropout:
+            torch.manual_seed(step_generator(s.seed, step, _DROPOUT + self.rank).initial_seed())
+        total = torch.zeros((), device=self.device)
+        for part in range(s.accumulate):
+            x, y = self.batch(step, part)
+            with self._synchronised(part == s.accumulate - 1):
+                with self.precision.context():
+                    loss = self._forward(x, y)[1]
+                (loss * (scale / s.accumulate)).backward()
+            total += loss.detach() / s.accumulate
+        if self.world == 1:
+            return float(total), stop
+        both = torch.stack((total, torch.tensor(float(stop), device=self.device)))
+        dist.all_reduce(both)
+        return float(both[0]) / self.world, bool(both[1])
+
+    def _synchronised(self, wanted: bool):
+        """Several processes average their gradients, once for each step."""
+        return contextlib.nullcontext() if wanted or self.world == 1 else self._forward.no_sync()
+
+    def _bad_gradient(self) -> str | None:
+        """The gradient that is not finite and was worked out first: backward goes from the last layer to the first.
+
+        None where all are finite: a norm can overflow where no gradient does.
+        """
+        names = [name for name, each in self.model.named_parameters() if not bool(each.grad.isfinite().all())]
+        return names[-1] if names else None
+
+    def _first_not_finite(self, step: int) -> str:
+        """A sentence on the first thing in the forward pass that is not finite."""
+        for name, weight in self.model.named_parameters():
+            if not bool(weight.isfinite().all()):
+                return f"The weight {name} is not finite."
+        with torch.no_grad(), first_not_finite(self.model) as found:
+            for part in range(self.settings.accumulate):
+                with self.precision.context():
+                    self.model(*self.batch(step, part))
+        if found:
+            return f"The first layer that gives a value that is not finite is {found[0]}."
+        return "Every layer of this process gives finite values: look at the loss itself, or at another process."
+
+
+@contextlib.contextmanager
+def first_not_finite(model: nn.Module) -> Iterator[list[str]]:
+    """Names of the layers of `model` that give infinity or NaN in the forward passes inside, in the order they run."""
+    found: list[str] = []
+
+    def look(name: str):
+        def hook(_module, _inputs, output) -> None:
+            values = output[0] if isinstance(output, tuple) else output
+            if not bool(values.isfinite().all()):
+                found.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name or "the model")) for name, module in model.named_modules()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def config_of(settings: Settings, vocab_size: int) -> GPTConfig:
+    """The model that the settings describe, for a vocabulary of that size."""
+    s = settings
+    return GPTConfig(vocab_size, s.context, s.layers, s.heads, s.width, s.dropout, s.bias)
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW, in one fused pass: matrices decay, vectors do not."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [each for each in parameters if each.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """The learning rate of a step, counted from 1: up in a line, then down along half a cosine."""
+    s, done = settings, step - 1
+    if done < s.warmup:
+        return s.lr * (done + 1) / (s.warmup + 1)
+    if done >= s.steps:
+        return s.min_lr
+    way = (done - s.warmup) / max(s.steps - s.warmup, 1)
+    return s.min_lr + 0.5 * (1 + math.cos(math.pi * way)) * (s.lr - s.min_lr)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is the first GPU (under torchrun this process's own), else the CPU.
+
+    Raises TrainingError for a device that is not there.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise TrainingError(f"there is no device {name!r} here: {fused.first_line(error)}") from error
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return device
+
+
+def _can_compile(device: torch.device, say) -> bool:
+    reason = fused.why_not_compiled() if device.type == "cpu" else ""
+    if reason:
+        say(f"The model is not compiled, which changes nothing but the speed: {reason}.")
+    return not reason
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Have torch give the same bits for the same inputs, inside; compiled gradients differ between repeats else."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it makes no result another, and takes time
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filling
