@@ -160,14 +160,15 @@ def _finding(name: str, device: str) -> devices.Line:
 
 def _rounder() -> tuple[Callable[[Tensor], Tensor], str]:
     """(function that rounds float32 to FP16, with infinity beyond; whose code it is, in words)."""
-    from lowprec_lab.blanks import load_chapters
-    from lowprec_lab.exercises import AnswerError, supply
-
-    load_chapters()
+    own = fused.elementwise_round(FP16, overflow="to_special"), "the lab's own code, until you write fast_round_to"
+    try:
+        from lowprec_lab.exercises import AnswerError, supply
+    except ImportError:  # a bare machine, without what the exercises need
+        return own
     try:
         supplied = supply("fast_round_to")
     except AnswerError:  # nobody wrote it, and no reference is installed
-        return fused.elementwise_round(FP16, overflow="to_special"), "the lab's own, until you write fast_round_to"
+        return own
     whole = fused.with_constants(supplied.function, FP16)
     return _overflowing(lambda x: whole(x, FP16)), supplied.line
 
