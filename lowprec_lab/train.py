@@ -64,7 +64,8 @@ class Result:
     def text(self) -> str:
         """The result in words."""
         last = self.records[-1]["step"] if self.records else 0
-        lines = [] if self.val_loss is None else [f"Validation loss {self.val_loss:.4f}."]
+        seen = [(each["val_loss"], each["step"]) for each in self.records if "val_loss" in each]
+        lines = [f"Validation loss {loss:.4f}, at step {step}." for loss, step in seen[-1:]]
         if last < self.trainer.settings.steps:
             lines.append(f"Stopped after step {last}, with a checkpoint. Go on with the same command and --resume.")
         return "\n".join([*lines, *([f"\n{self.sample}"] if self.sample else [])])
