@@ -279,7 +279,7 @@ casts([464.0, 464.00003, 1e6, math.inf, math.nan, -0.0, 2**-10, 1.0625, 1.813160
 # | input | what was reported | what it is |
 # |---|---|---|
 # | 464 and NaN | [QPyTorch](https://github.com/Tiiiger/QPyTorch) makes 480 of both | 480 is NaN's place in E4M3: no policy gives it |
-# | 464.00003, 1e6, inf | torch before 2.13: NaN; now 448 | two policies, one library |
+# | 464.00003, 1e6, inf | torch 2.11 gave NaN, torch 2.13 gives 448 | two policies, one library |
 # | 1.8131605 | 1.75, [onnxruntime#16938](https://github.com/microsoft/onnxruntime/issues/16938) | 1.875 is nearer |
 # | 4.25 | "should be 4.5", [ml_dtypes#221](https://github.com/jax-ml/ml_dtypes/issues/221) | a tie: 4 is the even one |
 # | 0.000538887 | 0.0039, [openvino#30057](https://github.com/openvinotoolkit/openvino/pull/30057) | below half of the smallest value: 0 |
