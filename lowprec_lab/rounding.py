@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lowprec_lab.blanks import blank
 from lowprec_lab.formats import Format
+from lowprec_lab.tracing import with_constants
 
 MODES = ("nearest_even", "nearest_away", "toward_zero", "up", "down")
 OVERFLOWS = ("saturate", "to_special")
@@ -120,10 +121,8 @@ def traced(function: Callable, x: Tensor, fmt: Format) -> Tensor:
     """
     import torch._dynamo as dynamo
 
-    from lowprec_lab import fused
-
     function(x, fmt)  # what it calls is loaded before anything is followed
-    whole = fused.with_constants(function, fmt)
+    whole = with_constants(function, fmt)
     dynamo.reset()
     try:
         return torch.compile(whole, backend="eager", fullgraph=True, dynamic=False)(x, fmt)
@@ -150,6 +149,6 @@ def compiled(function: Callable, fmt: Format) -> Callable:
     """
     from lowprec_lab import fused
 
-    whole = fused.with_constants(function, fmt)
+    whole = with_constants(function, fmt)
     name = getattr(function, "__name__", "the function")
     return fused.compile_elementwise(lambda x, out: whole(x, fmt, out), torch.float32, f"{name} for {fmt.name}", True)
