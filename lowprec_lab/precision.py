@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from lowprec_lab import devices, fused
 from lowprec_lab.formats import FP16
+from lowprec_lab.tracing import with_constants
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 _OVERFLOW_AT = 65520.0  # half a step beyond the largest FP16: a tie, whose even neighbour is the missing 65536
@@ -169,7 +170,7 @@ def _rounder() -> tuple[Callable[[Tensor], Tensor], str]:
         supplied = supply("fast_round_to")
     except AnswerError:  # nobody wrote it, and no reference is installed
         return own
-    whole = fused.with_constants(supplied.function, FP16)
+    whole = with_constants(supplied.function, FP16)
     return _overflowing(lambda x: whole(x, FP16)), supplied.line
 
 
