@@ -116,8 +116,8 @@ class Taps:
 def row_lengths(x: Tensor) -> Tensor:
     """The length of each row (the root of the sum of its squares), with a gradient that is finite everywhere.
 
-    x: float32, (..., n), finite, n from 1 on. Returns: float32, (...). Gradient: x / length, and 0 where the length is
-    0. Lengths and gradients are exact where float32 can hold all that is computed on the way; the sign of a zero is free.
+    x: float32, (..., n), finite, n from 1 on. Returns: float32, (...). Gradient: x / length, and zeros (of any sign)
+    where the length is 0. Both are exact where float32 can hold all that is computed on the way.
     """
 
 
@@ -141,6 +141,15 @@ def norm_of(function: Callable, *gradients: Tensor | None) -> tuple[float, bool]
 def ratio_of(function: Callable, before: Tensor, after: Tensor) -> float:
     """function(before, after) to 24 significant bits."""
     return _to_24_bits(function(before, after))
+
+
+def gradient_through(function: Callable, x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of x when `gradient` is that of function(x); zeros where none arrives. No zero is negative."""
+    x = x.clone().requires_grad_()
+    result = function(x)
+    if result.requires_grad:
+        result.backward(gradient)
+    return torch.zeros_like(x) if x.grad is None else x.grad + 0.0
 
 
 def _to_24_bits(value: object) -> object:

@@ -27,6 +27,7 @@ try:
         Taps,
         exponent_histogram,
         gradient_norm,
+        gradient_through,
         norm_of,
         overflow_fraction,
         ratio_of,

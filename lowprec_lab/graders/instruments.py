@@ -13,7 +13,7 @@ from lowprec_lab.graders import inputs, oracle
 from lowprec_lab.graders import instruments_oracle as exact
 from lowprec_lab.graders.accumulation_oracle import rounder
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
-from lowprec_lab.instruments import norm_of, ratio_of, tapped
+from lowprec_lab.instruments import gradient_through, norm_of, ratio_of, tapped
 
 for _function in (
     exact.exponent_histogram, exact.underflow_fraction, exact.overflow_fraction, exact.tensor_report,
@@ -730,7 +730,7 @@ def _norm_text(norm: object, same: object) -> str:
     return f"{norm!r}{'' if same is True else ', and gradients or weights have changed'}"
 
 
-def gradients(
+def drawn_gradients(
     sizes: tuple[int, ...], low: int, high: int, rng: np.random.Generator, dtype=torch.float32
 ) -> list[Tensor]:
     """A gradient for each size, whose norm together is not where rounding to 24 bits would change sides."""
@@ -747,8 +747,8 @@ def gradients_of_usual_sizes(answer, case):
     _norms(answer, case, torch.tensor([[1.0, 2.0], [2.0, 4.0]]), torch.tensor([-10.0, 10.0, 0.0, 0.0]))
     for dtype in _DTYPES:
         for sizes in ((7,), (4, 6), (2, 3, 4, 1), (5, 1, 2, 3, 4)):
-            _norms(answer, case, *gradients(sizes, -12, 3, case.rng, dtype))
-    drawn = gradients((case.count(40), 60), -12, 3, case.rng)
+            _norms(answer, case, *drawn_gradients(sizes, -12, 3, case.rng, dtype))
+    drawn = drawn_gradients((case.count(40), 60), -12, 3, case.rng)
     _norms(answer, case, drawn[0].reshape(-1, 4).t(), drawn[1].reshape(3, 4, 5))
 
 
@@ -757,19 +757,19 @@ def gradients_whose_squares_leave_float32(answer, case):
     """Gradients near 1e-30, near 1e30, of both kinds, and four of 3e38, which are no overflow."""
     for low, high in ((-105, -95), (95, 105), (-120, 120), (-148, -130)):
         for sizes in ((3,), (4, 5)):
-            _norms(answer, case, *gradients(sizes, low, high, case.rng))
+            _norms(answer, case, *drawn_gradients(sizes, low, high, case.rng))
     _norms(answer, case, torch.full((4,), 3e38))
     _norms(answer, case, torch.full((3,), 1e-40), torch.full((2,), -1e-39))
     for dtype in (torch.bfloat16, torch.float16):
-        _norms(answer, case, *gradients((3, 4), 8, 15, case.rng, dtype))
-        _norms(answer, case, *gradients((3, 4), -22, -10, case.rng, dtype))
+        _norms(answer, case, *drawn_gradients((3, 4), 8, 15, case.rng, dtype))
+        _norms(answer, case, *drawn_gradients((3, 4), -22, -10, case.rng, dtype))
 
 
 @check_for("gradient_norm")
 def gradients_that_are_not_there(answer, case):
     """Parameters without a gradient first, in between and last; none with one; no parameter; gradients of zeros."""
     for _ in range(3):
-        one, two = gradients((3, 2), -3, 3, case.rng)
+        one, two = drawn_gradients((3, 2), -3, 3, case.rng)
         _norms(answer, case, None, one, two)
         _norms(answer, case, one, None, two)
         _norms(answer, case, one, two, None)
@@ -934,10 +934,10 @@ def _over(moved: float, size: float) -> float:
     return float(moved / size)
 
 
-@np.errstate(all="ignore")
 def _ratio_by(before: Tensor, after: Tensor, measure) -> float:
     old, new = _flat64(before, after)
-    return _over(measure(new - old), measure(old)) if old.size else 0.0
+    with np.errstate(all="ignore"):
+        return _over(measure(new - old), measure(old)) if old.size else 0.0
 
 
 @misconception("update_ratio", "It divides by the norm of the weight after the step.")
@@ -1203,10 +1203,7 @@ def _lengths_of(answer, case, x: Tensor) -> None:
     case.same_bits(answer(x), exact.row_lengths(x))
     powers = np.ldexp(1.0, case.rng.integers(-3, 4, x.shape[:-1]))
     gradient = torch.from_numpy(np.asarray(powers, dtype=np.float32))
-    _, (found, *_) = answer.differentiate(x, gradients=(gradient,))
-    if type(found) is Tensor:
-        found = found + 0.0  # the sign of a zero is free
-    case.same_bits(found, exact.gradient_of_lengths(x, gradient) + 0.0, parts=("gradient",))
+    case.same_bits(answer.run(gradient_through, x, gradient), exact.gradient_of_lengths(x, gradient) + 0.0)
 
 
 @check_for("row_lengths", weight=2)
@@ -1236,8 +1233,8 @@ def whole_lengths(answer, case):
 
 @misconception(
     "row_lengths",
-    "Its gradient at a row of zeros is NaN: the root of 0 has an infinite slope, and 0 times infinity is NaN, also where "
-    "a torch.where comes after it.",
+    "Its gradient at a row of zeros is NaN: the root of 0 has an infinite slope, and 0 times infinity is NaN, also "
+    "when a torch.where comes after it.",
 )
 def plain_root(x):
     return x.square().sum(-1).sqrt()
@@ -1249,7 +1246,7 @@ def epsilon_inside(x):
 
 
 @misconception(
-    "row_lengths", "It raises the sum of squares to at least 1e-12: shorter rows get the length 1e-6 and no gradient."
+    "row_lengths", "It raises the sum of squares to at least 1e-12: shorter rows get the length 1e-6, and no gradient."
 )
 def clamped_inside(x):
     return x.square().sum(-1).clamp(min=1e-12).sqrt()
@@ -1257,7 +1254,7 @@ def clamped_inside(x):
 
 @misconception("row_lengths", "It detaches the lengths: every gradient is 0.")
 def detached_lengths(x):
-    return torch.linalg.vector_norm(x.detach(), dim=-1) + 0 * x.sum(-1)
+    return torch.linalg.vector_norm(x.detach(), dim=-1)
 
 
 @misconception("row_lengths", "It adds up magnitudes instead of squares.")
@@ -1273,3 +1270,35 @@ def largest_of_each_row(x):
 @misconception("row_lengths", "It leaves out the root.")
 def squares_of_lengths(x):
     return x.square().sum(-1)
+
+
+# --- questions about the real code ------------------------------------------------------------------------------------
+
+question_for(
+    "5.A",
+    1.0,
+    "Right: the coefficient is 2.0 (nearly), and clamp makes 1.0 of it. Clipping shortens; it never lengthens.",
+    "max_norm / (total_norm + 1e-6) is about 2. Read the next line, too.",
+    {
+        2.0: "That is clip_coef. Read what is done with it before anything is multiplied.",
+        0.5: "That is the norm. By what is each gradient multiplied?",
+    },
+)
+question_for(
+    "5.B",
+    8.0,
+    "Right: what is returned is the norm from before clipping. A log of it says nothing about what the optimizer got.",
+    "total_norm is worked out first, and what is returned at the end?",
+    {1.0: "1.0 is the norm afterwards. Is it worked out again before the return?"},
+)
+question_for(
+    "5.C",
+    1,
+    "Right: 0.5 alone. What is outside and what is NaN is left out without a word.",
+    "Which of the four numbers are lower than min, higher than max, or NaN?",
+    {
+        2: "NaN is no number between 0 and 1. And 3.0?",
+        3: "Read the sentence about elements lower than min and higher than max.",
+        4: "Read the sentence about elements lower than min and higher than max.",
+    },
+)

@@ -7,7 +7,6 @@ two ends of the format; norms are sums of fractions, whose root is taken of whol
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
@@ -92,14 +91,34 @@ def tensor_report(x: Tensor) -> tuple[float, float, int, int]:
     return smallest, largest, values.count(0.0), sum(not math.isfinite(value) for value in values)
 
 
+_CHUNK = 2**16
+
+
 def _square_sum(tensors: Iterable[Tensor]) -> Fraction:
-    """The exact sum of squares of finite elements, as a fraction: their significands squared, by exponent."""
-    totals: dict[int, int] = defaultdict(int)
-    for tensor in tensors:
-        significands, exponents = np.frexp(tensor.detach().double().reshape(-1).numpy())
-        for whole, exponent in zip((significands * 2**53).astype(object), exponents.tolist(), strict=True):
-            totals[exponent] += int(whole) ** 2
-    return sum((Fraction(total) * Fraction(4) ** (exponent - 53) for exponent, total in totals.items()), Fraction(0))
+    """The exact sum of the squares of finite elements: 53-bit significands in three parts of 18 bits, by exponent.
+
+    A sum of 2^16 products of two parts is below 2^53: float64, which bincount adds in, holds it.
+    """
+    total = Fraction(0)
+    for values in (tensor.detach().double().reshape(-1).numpy() for tensor in tensors):
+        for start in range(0, len(values), _CHUNK):
+            total += _chunk_sum(values[start : start + _CHUNK])
+    return total
+
+
+def _chunk_sum(values: np.ndarray) -> Fraction:
+    significands, exponents = np.frexp(np.abs(values))
+    whole = (significands * 2.0**53).astype(np.int64)
+    parts = [(whole >> shift) % 2**18 for shift in (0, 18, 36)]
+    lowest = int(exponents.min())
+    total = Fraction(0)
+    for one, left in enumerate(parts):
+        for other, right in enumerate(parts):
+            sums = np.bincount(exponents - lowest, weights=(left * right).astype(np.float64))
+            for place in np.flatnonzero(sums):
+                scale = 2 * (int(place) + lowest - 53) + 18 * (one + other)
+                total += int(sums[place]) * Fraction(2) ** scale
+    return total
 
 
 def root(value: Fraction) -> float:
