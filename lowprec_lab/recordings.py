@@ -101,7 +101,7 @@ class Recording:
 
 
 def median_exponent(counts: np.ndarray) -> np.ndarray:
-    """The exponent of the middle one of the counted numbers: float64, (...), from (..., 277); NaN where there is none."""
+    """The exponent of the middle one of the counted numbers: float64, (...), from (..., 277); NaN for none."""
     total = counts.sum(-1, keepdims=True)
     place = (counts.cumsum(-1) * 2 >= total).argmax(-1)
     return np.where(total[..., 0] > 0, place + float(LOWEST_EXPONENT), np.nan)

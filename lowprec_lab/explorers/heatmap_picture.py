@@ -121,3 +121,47 @@ def ranges(axes: Axes, formats: list[Format], height: float) -> None:
         axes.plot([low + 1, normal], [level, level], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
         axes.plot([normal, high], [level, level], color=color, linewidth=5, solid_capstyle="butt")
         axes.text(high + 0.6, level, plots.short_name(fmt), color=color, va="center", fontsize=9, fontweight="bold")
+
+
+def histograms(counts: dict[str, tuple[np.ndarray, str]], formats: list[Format], caption: str) -> Figure:
+    """Histograms of exponents by label, each (counts (277,), colour), below the ranges of formats.
+
+    What to see: what lies left of a format's bar becomes zero in it, and what lies right of it is too large for it.
+    """
+    with plots.style():
+        made, axes = plots.figure(9.5, 4.4)
+        height = 0.0
+        for label, (values, color) in counts.items():
+            values = np.asarray(values)
+            histogram(axes, values, color, label)
+            height = max(height, float(values.max() / max(values.sum(), 1)))
+        ranges(axes, formats, height)
+        axes.set_ylim(0, height * (1.12 + 0.09 * len(formats)))
+        axes.set_xlabel("exponent e: magnitudes from 2^e up to 2^(e + 1)      light: subnormal, dark: normal")
+        axes.set_ylabel("share of the numbers")
+        axes.set_title(caption)
+    return made
+
+
+def sweep(lost: dict[str, tuple[list[float], list[float]]], exponents: list[int], caption: str) -> Figure:
+    """Shares that are lost at each scale, by format name: (underflow, overflow), one of each for every exponent.
+
+    What to see: a valley for each format, and how wide it is.
+    """
+    with plots.style():
+        made, axes = plots.figure(9.5, 4.2)
+        for name, (under, over) in lost.items():
+            color = plots.color_of(name)
+            axes.plot(exponents, under, color=color)
+            axes.plot(exponents, over, color=color, linestyle=(0, (3, 2)))
+            start = next((place for place, share in enumerate(over) if share > 0.5), len(over) - 1)
+            axes.annotate(
+                plots.short_name(name), (exponents[start], over[start]), xytext=(-4, 4), textcoords="offset points",
+                ha="right", color=color, fontweight="bold", annotation_clip=False,
+            )  # fmt: skip
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("scale, as a power of two      solid: becomes zero, dashed: too large")
+        axes.set_ylabel("share of the numbers")
+        axes.grid(axis="y")
+        axes.set_title(caption)
+    return made
