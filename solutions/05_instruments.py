@@ -402,40 +402,36 @@ check(update_ratio)
 
 # %%
 @fill
-class Taps:
+class Taps:  # __init__ is begun; __enter__ and __exit__ belong to it
     def __init__(self, model, names, measure=torch.clone):
         ### BEGIN SOLUTION
         self.modules = {name: model.get_submodule(name) for name in names}
         self.measure, self.handles = measure, []
         self.activations = {name: [] for name in names}
         self.gradients = {name: [] for name in names}
-        ### END SOLUTION
 
     def __enter__(self):
-        ### BEGIN SOLUTION
         for name, module in self.modules.items():
             self.handles.append(module.register_forward_hook(self.hook_for(name)))
         return self
 
+    def __exit__(self, *error):
+        while self.handles:
+            self.handles.pop().remove()
+
     def hook_for(self, name):
         def keep(module, inputs, output):
-            place = len(self.gradients[name])
+            place = len(self.gradients[name])  # backward, the last call comes first: each call has its own place
             self.activations[name].append(self.measure(output.detach()))
             self.gradients[name].append(None)
 
-            def arrived(gradient):  # backward, the last call comes first: each call has its own place
+            def arrived(gradient):
                 self.gradients[name][place] = self.measure(gradient.detach())
 
             if output.requires_grad:
                 output.register_hook(arrived)
 
         return keep
-        ### END SOLUTION
-
-    def __exit__(self, *error):
-        ### BEGIN SOLUTION
-        while self.handles:
-            self.handles.pop().remove()
         ### END SOLUTION
 
 
@@ -645,29 +641,30 @@ question(
 # ---
 # ## Break it: the scale that falls for ever
 #
-# "Gradient overflow. Skipping step, loss scaler 0 reducing loss scale to 0.0": this line fills thousands of logs ([apex#318](https://github.com/NVIDIA/apex/issues/318), [apex#834](https://github.com/NVIDIA/apex/issues/834), [insightface#2262](https://github.com/deepinsight/insightface/issues/2262)). A loss scaler halves its scale whenever it meets a gradient that is not finite, since it takes that for an overflow (chapter 06 builds one). But what if the gradient is NaN whatever the scale is? Here is a small model of texts: each token has a vector, each vector is brought to length 1, and token 0 fills up short texts, with a vector of zeros.
+# "Gradient overflow. Skipping step, loss scaler 0 reducing loss scale to 0.0": this line fills thousands of logs ([apex#318](https://github.com/NVIDIA/apex/issues/318), [apex#834](https://github.com/NVIDIA/apex/issues/834), [insightface#2262](https://github.com/deepinsight/insightface/issues/2262)). A loss scaler halves its scale whenever it meets a gradient that is not finite, since it takes that for an overflow (chapter 06 builds one). But what if the gradient is NaN whatever the scale is? Here is a small model of texts: each token has a vector, long vectors are drawn in so that none is longer than 1, and token 0, which fills up short texts, begins as a vector of zeros.
 
 
 # %%
-class Unit(nn.Module):
-    """Vectors of length 1; a vector of zeros stays one."""
+class Squash(nn.Module):
+    """Each vector in its own direction, and never longer than 1."""
 
     def __init__(self, lengths):
         super().__init__()
         self.lengths = lengths
 
     def forward(self, x):
-        return x / (self.lengths(x)[..., None] + 1e-6)
+        return x / (1 + self.lengths(x)[..., None])
 
 
 def make_texts_model(lengths):
     torch.manual_seed(1)
-    layers = {"embedding": nn.Embedding(50, 8, padding_idx=0), "unit": Unit(lengths), "mix": nn.Linear(8, 16)}
+    layers = {"embedding": nn.Embedding(50, 8), "squash": Squash(lengths), "mix": nn.Linear(8, 16)}
+    layers["embedding"].weight.data[0] = 0
     return nn.ModuleDict({**layers, "bend": nn.GELU(), "head": nn.Linear(16, 2)})
 
 
 def texts_loss(layers, tokens, labels):
-    x = layers["unit"](layers["embedding"](tokens))
+    x = layers["squash"](layers["embedding"](tokens))
     return F.cross_entropy(layers["head"](layers["bend"](layers["mix"](x))).mean(1), labels)
 
 
@@ -703,15 +700,15 @@ for step in (0, 9, 99, 199):
 
 # %%
 layers = make_texts_model(lengths_as_found)
-with Taps(layers, ("embedding", "unit", "mix", "head"), tensor_report) as taps:
+with Taps(layers, ("embedding", "squash", "mix", "head"), tensor_report) as taps:
     texts_loss(layers, TOKENS, LABELS).backward()
-for name in ("head", "mix", "unit", "embedding"):
+for name in ("head", "mix", "squash", "embedding"):
     print(
         f"gradient at the output of {name:10} nonfinite: {taps.gradients[name][0][3]:4}    activation nonfinite: {taps.activations[name][0][3]}"
     )
 
 # %% [markdown]
-# What arrives at the output of `unit` is finite, and what leaves it backward is not. Inside `unit` there is one function.
+# What arrives at the output of `squash` is finite, and what leaves it backward is not. Inside `squash` there is one function of our own.
 #
 # ### Exercise 5.8 · `row_lengths` · 20 min · medium · 2 points
 #
