@@ -51,6 +51,7 @@ corpus = load_corpus()
 SIZE = preset(
     "baby", vocab_size=len(corpus.vocabulary), width=64
 )  # half as wide as the others: this page is to be quick
+torch.set_num_threads(1)  # a model as small as this is no quicker on more of them
 torch.manual_seed(5)
 model = GPT(SIZE)
 x, y = corpus.batch("train", step_generator(5, 0), batch=12, context=SIZE.context)
@@ -490,8 +491,6 @@ def train_recorded(recording, show):
 MOVING = [f"blocks.{k}.mlp.up" for k in range(SIZE.layers)]
 torch.manual_seed(5)
 model = GPT(SIZE)
-threads = torch.get_num_threads()
-torch.set_num_threads(1)  # a model as small as this is not quicker on more
 recording = Recording.named("instruments")
 display(plots.figure(9.5, 6.8)[0], display_id="recording")
 
@@ -502,7 +501,6 @@ def show(recording):
 
 
 train_recorded(recording, show)
-torch.set_num_threads(threads)
 print(
     f"{len(recording.lines)} records in {'/'.join(recording.path.parts[-3:])}; loss in {recording.lines[-1]['loss_dtype']}"
 )
@@ -542,11 +540,15 @@ for fmt in (FP16, E5M2, E4M3):
 
 # %%
 with plots.style():
-    picture, axes = plots.figure(9, 3.8)
+    (picture, axes), ends = plots.figure(9, 3.8), []
     for name, color in zip(MOVING, ("#0065A8", "#007A5A", "#C24E00", "#6B1160"), strict=True):
         ratios = [line["update_ratios"][name] for line in again.lines]
         axes.semilogy(again.steps, ratios, base=2, color=color, linewidth=1.4)
-        axes.text(STEPS + 4, ratios[-1], name, color=color, fontsize=8, va="center")
+        ends.append((math.log2(ratios[-1]), name, color))
+    place = -math.inf
+    for height, name, color in sorted(ends):
+        place = max(height, place + 0.22)  # beside the end of its line, or above the label below
+        axes.text(STEPS + 4, 2.0**place, name, color=color, fontsize=8, va="center")
     axes.axhline(2.0**-9, color="#7A7A7A", linestyle=(0, (1, 2)))
     axes.set_xlim(0, STEPS * 1.2)
     axes.set_xlabel("step")

@@ -15,6 +15,8 @@ from lowprec_lab.recordings import Recording, median_exponent, share_below, shar
 
 SHOWN = ("exponent", "underflow", "overflow")
 _COLORS = {"exponent": "viridis", "underflow": "Purples", "overflow": "Oranges"}
+_WIDEST = (-42, 22)  # exponents that a histogram shows; BF16 and float32 go on beyond
+_FLOOR = 1e-6  # a share of 0 is drawn here on a log axis
 _LOSS, _NORM = "#0065A8", "#C24E00"
 
 
@@ -120,7 +122,11 @@ def ranges(axes: Axes, formats: list[Format], height: float) -> None:
         level, color = height * (1.12 + 0.09 * row), plots.color_of(fmt)
         axes.plot([low + 1, normal], [level, level], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
         axes.plot([normal, high], [level, level], color=color, linewidth=5, solid_capstyle="butt")
-        axes.text(high + 0.6, level, plots.short_name(fmt), color=color, va="center", fontsize=9, fontweight="bold")
+        end = axes.get_xlim()[1]
+        name = plots.short_name(fmt) + (" →" if high > end else "")
+        axes.text(
+            min(high, end) + 0.4, level, name, color=color, va="center", fontsize=9, fontweight="bold", clip_on=False
+        )
 
 
 def histograms(counts: dict[str, tuple[np.ndarray, str]], formats: list[Format], caption: str) -> Figure:
@@ -135,6 +141,7 @@ def histograms(counts: dict[str, tuple[np.ndarray, str]], formats: list[Format],
             values = np.asarray(values)
             histogram(axes, values, color, label)
             height = max(height, float(values.max() / max(values.sum(), 1)))
+        axes.set_xlim(_WIDEST)
         ranges(axes, formats, height)
         axes.set_ylim(0, height * (1.12 + 0.09 * len(formats)))
         axes.set_xlabel("exponent e: magnitudes from 2^e up to 2^(e + 1)      light: subnormal, dark: normal")
@@ -146,22 +153,24 @@ def histograms(counts: dict[str, tuple[np.ndarray, str]], formats: list[Format],
 def sweep(lost: dict[str, tuple[list[float], list[float]]], exponents: list[int], caption: str) -> Figure:
     """Shares that are lost at each scale, by format name: (underflow, overflow), one of each for every exponent.
 
-    What to see: a valley for each format, and how wide it is.
+    What to see: a valley for each format, and how wide it is. A mark shows where it is lowest.
     """
     with plots.style():
         made, axes = plots.figure(9.5, 4.2)
-        for name, (under, over) in lost.items():
+        for row, (name, (under, over)) in enumerate(lost.items()):
             color = plots.color_of(name)
-            axes.plot(exponents, under, color=color)
-            axes.plot(exponents, over, color=color, linestyle=(0, (3, 2)))
-            start = next((place for place, share in enumerate(over) if share > 0.5), len(over) - 1)
-            axes.annotate(
-                plots.short_name(name), (exponents[start], over[start]), xytext=(-4, 4), textcoords="offset points",
-                ha="right", color=color, fontweight="bold", annotation_clip=False,
+            for shares, style in ((under, "-"), (over, (0, (3, 2)))):
+                axes.semilogy(exponents, np.maximum(shares, _FLOOR), color=color, linestyle=style)
+            axes.text(
+                exponents[0] - 0.4, max(under[0], _FLOOR), plots.short_name(name), color=color, ha="right", va="center",
+                fontweight="bold",
             )  # fmt: skip
-        axes.set_ylim(0, 1.02)
+            best = int(np.argmin(np.add(under, over)))
+            axes.plot([exponents[best]], [_FLOOR * 1.6 * 1.9**row], marker="v", color=color, markersize=7)
+        axes.set_xlim(exponents[0] - 3.5, exponents[-1] + 0.5)
+        axes.set_ylim(_FLOOR, 1.4)
         axes.set_xlabel("scale, as a power of two      solid: becomes zero, dashed: too large")
-        axes.set_ylabel("share of the numbers")
+        axes.set_ylabel("share of the numbers (log axis)")
         axes.grid(axis="y")
         axes.set_title(caption)
     return made
