@@ -31,7 +31,7 @@ from lowprec_lab.formats import Format
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -149, 127  # of float32, its subnormals included
 
 
-@blank(exercise="5.1", points=3, minutes=25, unlocks="ExponentHeatmap counts with it.")
+@blank(exercise="5.1", points=3, minutes=25, unlocks="The recording of this page counts with it.")
 def exponent_histogram(x: Tensor) -> Tensor:
     """How many elements of `x` have which exponent: the e of 2^e <= |x| < 2^(e + 1), exactly.
 
@@ -90,7 +90,7 @@ def update_ratio(before: Tensor, after: Tensor) -> float:
     """
 
 
-@blank(exercise="5.7", points=5, minutes=50, unlocks="The recording of this page is made with it.")
+@blank(exercise="5.7", points=5, minutes=50, unlocks="The recording of this page looks into the model with it.")
 class Taps:
     """Watch modules of a model: what comes out of each, and the gradient that comes back to that place.
 

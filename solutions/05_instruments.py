@@ -17,7 +17,7 @@ try:
     from torch import nn
     from torch.nn import functional as F
 
-    from lowprec_lab import check, fill, plots, progress, question, reveal
+    from lowprec_lab import ExponentHeatmap, check, fill, plots, progress, question, reveal
     from lowprec_lab.bits import bit_pattern, max_finite, min_normal, min_subnormal, ulp
     from lowprec_lab.data import load_corpus, step_generator
     from lowprec_lab.explorers import heatmap_picture
@@ -506,19 +506,19 @@ print(
 )
 
 # %% [markdown]
-# Each row of the map is a place in the model, from the input (top) to the output (bottom); each column is a step; the colour is the exponent that half of the gradient's numbers lie below. At the very first step, with random weights, gradients are largest. A few steps later they are much smaller, the ones into attention by many binades, and from then on they come up again, slowly. A format or a scale that was right for the first step is not right for the tenth.
+# Each row of the map is a place in the model, from the input (top) to the output (bottom); each column is a step; the colour is the exponent that half of the gradient's numbers lie below. At the very first step, with random weights, gradients are large. Ten steps later they are smaller nearly everywhere, by several binades, and most of all those at attention's queries, keys and values (`qkv`). These come up again while the model learns what to attend to; the others hardly do. A format or a scale that was right for the first step is not right for the tenth.
 #
-# Read the file back, as a program would that looks at a run of last week, and ask it the question of this chapter: what would each format have lost, where and when? (From histograms alone, the answer is right up to the numbers that lie exactly on a tie.)
+# Read the file back, as a program would that looks at a run of last week, and ask it the question of this chapter: what would each format have lost, where and when? Choose a format, and move the scale until the map is clear. Then look at the other end: which colour appears, when the scale is too large? (From histograms alone the
+# answer is right up to the numbers that lie exactly on a tie or just above the largest value.)
 
 # %%
 again = Recording.read(recording.path)
 assert again.lines == recording.lines
-heatmap_picture.draw(again, "gradients", "underflow", E5M2)
-
-# %%
-heatmap_picture.draw(again, "gradients", "underflow", E5M2, scale_exponent=12)
+ExponentHeatmap(again, shown="underflow", fmt=E5M2)
 
 # %% [markdown]
+# Without a scale E5M2 turns more than half of the gradients at `attention.qkv` into zeros, at every step, and a large part of those at `mlp.up`. In the residual stream (`blocks.0` and so on) it is much less. Now choose activations, and E4M3: at the end of the run it loses only a few percent of any layer, without any scale, and nothing is too large. That is why FP8 training takes E4M3 for the way forward and E5M2 for the way back (chapter 08).
+#
 # **Predict first:** which scale would E4M3 need for these gradients, so that less than 1 % of them are lost at either end, in *every* layer and at *every* recorded step? Does one scale do it?
 
 # %%
