@@ -73,13 +73,6 @@ print(
 
 # %% tags=["helpers"]
 # Your helpers: functions that more than one of your answers on this page uses.
-def scaled_magnitudes(x, scale):
-    """What underflow_fraction and overflow_fraction count: |x| * scale in float32, of what is finite and not zero."""
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"a scale is finite and above zero, not {scale!r}")
-    x = x.float().reshape(-1)
-    return (x[x.isfinite() & (x != 0)] * scale).abs()
-
 
 # %% [markdown]
 # ---
@@ -87,7 +80,7 @@ def scaled_magnitudes(x, scale):
 #
 # ### Exercise 5.1 · `exponent_histogram` · 25 min · medium · 3 points
 #
-# How many numbers lie in each binade? The histogram of exponents is the one picture that decides about a format: lay the format's range over it, and read off what falls out at either end. Micikevicius et al. drew it for gradients in 2017 ([Mixed Precision Training](https://arxiv.org/abs/1710.03740), figure 3), and loss scaling was the answer.
+# How many numbers lie in each binade? The histogram of exponents is the one picture that decides about a format: lay the format's range over it, and read off what falls out at either end. Micikevicius et al. drew it for gradients in 2017 ([Mixed Precision Training](https://arxiv.org/abs/1710.03740), section 3.2), and loss scaling was the answer.
 #
 # | | |
 # |---|---|
@@ -168,15 +161,18 @@ heatmap_picture.histograms(shown, [BF16, FP16, E5M2, E4M3], "blocks.2.mlp.up bef
 # One of three: 1/3. With scale 2.0 none of them is lost.
 #
 # <details><summary>A nudge</summary>Half of the smallest value is the border, but on which side is the border itself? Which function of yours knows, for every format?</details>
-# <details><summary>An approach</summary>Pick what is counted, convert to float32, multiply, take magnitudes, <code>round_to</code>, compare with 0. Conversion comes <i>before</i> the multiplication: a float16 tensor times 65,536 is infinite. (The helper at the top of the page is the reference's way; yours may be another.)</details>
+# <details><summary>An approach</summary>Pick what is counted, convert to float32, multiply, take magnitudes, <code>round_to</code>, compare with 0. Conversion comes <i>before</i> the multiplication: a float16 tensor times 65,536 is infinite.</details>
 
 
 # %%
 @fill
 def underflow_fraction(x, fmt, scale=1.0):
     ### BEGIN SOLUTION
-    counted = scaled_magnitudes(x, scale)
-    lost = round_to(counted, fmt) == 0
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"a scale is finite and above zero, not {scale!r}")
+    x = x.float().reshape(-1)  # first: a 16-bit product would be rounded to 16 bits
+    counted = x[x.isfinite() & (x != 0)]
+    lost = round_to((counted * scale).abs(), fmt) == 0
     return int(lost.sum()) / counted.numel() if counted.numel() else 0.0
     ### END SOLUTION
 
@@ -210,10 +206,13 @@ check(underflow_fraction)
 @fill
 def overflow_fraction(x, fmt, scale=1.0):
     ### BEGIN SOLUTION
-    counted = scaled_magnitudes(x, scale).double()
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"a scale is finite and above zero, not {scale!r}")
+    x = x.float().reshape(-1)
+    counted = x[x.isfinite() & (x != 0)]
     largest = max_finite(fmt)
     step = ulp(torch.tensor(largest), fmt)
-    steps = (counted / step).round()  # a whole number of steps; ties to the even one
+    steps = ((counted * scale).abs().double() / step).round()  # a whole number of steps; ties to the even one
     return int((steps > largest / step).sum()) / counted.numel() if counted.numel() else 0.0
     ### END SOLUTION
 
