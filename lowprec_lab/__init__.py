@@ -19,6 +19,7 @@ _HOMES = {
     "doctor": "devices",
     "AccumulatorExplorer": "explorers.accumulator_explorer",
     "BitExplorer": "explorers.bit_explorer",
+    "ExponentHeatmap": "explorers.exponent_heatmap",
     "RoundingExplorer": "explorers.rounding_explorer",
 }
 

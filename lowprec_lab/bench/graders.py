@@ -6,12 +6,13 @@ the larger set of inputs. A mutant that differs from the reference there and pas
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from lowprec_lab.bench.larger_inputs import calls_for
+from lowprec_lab.bench.larger_inputs import calls_for, scenario_of
 from lowprec_lab.bench.mutants import mutants
 from lowprec_lab.bench.other_answers import OtherAnswer, load_answer, other_answers
 from lowprec_lab.blanks import Blank, in_order
@@ -182,6 +183,9 @@ def differs(exercise: str, one: Callable, another: Callable, limit_s: float = _C
 
     None where that takes too long to be found out.
     """
+    scenario = scenario_of(exercise)
+    if scenario is not None:
+        one, another = (functools.partial(scenario, function) for function in (one, another))
     try:
         with quiet(), time_limit(limit_s):
             return any(_outcome(one, args) != _outcome(another, args) for args in calls_for(exercise))

@@ -339,6 +339,84 @@ def _cast_calls() -> list[tuple]:
     return calls + [(x, dtype) for dtype in _SMALL for x in shapes_of(float32_values()[:1000])]
 
 
+def _histogram_calls() -> list[tuple]:
+    codes = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    return [(x,) for x in (*shapes_of(float32_values()), codes.view(torch.bfloat16), codes.view(torch.float16))]
+
+
+def _share_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 5), []
+    for fmt in all_formats():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            scale = float(np.float32(2.0 ** rng.uniform(-20, 20)))
+            x = _values_for(fmt, 300)
+            found.append(((x.double() / scale).float().to(dtype), fmt, scale))
+            found.append((x.to(dtype), fmt))
+    return [*found, (torch.ones(2), E4M3, 0.0), (torch.ones(2), E4M3, -1.0), (torch.ones(2), E4M3, float("inf"))]
+
+
+def _report_calls() -> list[tuple]:
+    return [*_histogram_calls(), *((x.double() * 1e-60,) for x in shapes_of(float32_values()[:1000]))]
+
+
+def _gradient_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 6), [(), (None,), (torch.zeros(3), None)]
+    for number in range(200):
+        size = 2.0 ** rng.uniform(-60, 60) if number % 2 else 1.0
+        parts = [_numbers((int(rng.integers(0, 40)),), 10 * number + part) * size for part in range(number % 5)]
+        found.append(tuple(None if rng.random() < 0.2 else part for part in parts))
+    return found
+
+
+def _step_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 7), [(torch.zeros(3), torch.zeros(3)), (torch.zeros(3), torch.ones(3))]
+    for number in range(200):
+        before = _numbers((int(rng.integers(1, 60)),), number) * 2.0 ** rng.uniform(-60, 60)
+        after = before * (1 + 2.0 ** rng.uniform(-12, 3) * _numbers(before.shape, number + 1000))
+        dtype = (torch.float32, torch.bfloat16, torch.float32)[number % 3]
+        found.append((before.to(dtype), after.to(dtype)))
+    return found
+
+
+def _tap_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 8), []
+    for number in range(60):
+        rows, width, hidden, out = (int(size) for size in rng.integers(1, 6, 4))
+        shapes = ((rows, width), (hidden, width), (out, hidden))
+        parts = [torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)) for shape in shapes]
+        found.append((*parts, 1 + number % 4, ("train", "largest", "no_grad", "error")[number // 4 % 4]))
+    return found
+
+
+def _length_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 9), []
+    for n in (1, 2, 4, 5, 16, 20):
+        filled = 1 if n < 4 else 4
+        rows = np.zeros((500, n), dtype=np.float32)
+        rows[:, :filled] = np.ldexp(rng.choice([-1.0, 1.0], (500, filled)), rng.integers(-20, 20, (500, 1)))
+        rows[rng.random(500) < 0.3] = 0
+        found.append((torch.from_numpy(rng.permuted(rows, axis=1)),))
+    return found
+
+
+def _lengths_and_gradients(function: Callable, x: Tensor) -> tuple[Tensor, Tensor]:
+    from lowprec_lab.instruments import gradient_through
+
+    return function(x) + 0.0, gradient_through(function, x, torch.ones(x.shape[:-1]))
+
+
+def scenario_of(exercise: str) -> Callable | None:
+    """What drives an answer to an exercise that is not called with data alone: scenario(answer, *arguments)."""
+    from lowprec_lab import instruments
+
+    return {
+        "gradient_norm": instruments.norm_of,
+        "update_ratio": instruments.ratio_of,
+        "Taps": instruments.tapped,
+        "row_lengths": _lengths_and_gradients,
+    }.get(exercise)
+
+
 _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "sign_bit": _float32_calls,
     "bit_pattern": _float32_calls,
@@ -368,6 +446,14 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "update_is_lost": _loss_calls,
     "sgd_with_master_weights": _master_calls,
     "sgd_with_stochastic_rounding": _noisy_calls,
+    "exponent_histogram": _histogram_calls,
+    "underflow_fraction": _share_calls,
+    "overflow_fraction": _share_calls,
+    "tensor_report": _report_calls,
+    "gradient_norm": _gradient_calls,
+    "update_ratio": _step_calls,
+    "Taps": _tap_calls,
+    "row_lengths": _length_calls,
 }
 
 
