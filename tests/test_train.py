@@ -127,7 +127,7 @@ def test_a_step_is_what_it_should_be():
 
 
 def test_the_learning_rate_rises_and_falls():
-    told = settings("baby", steps=1000, warmup=100)
+    told = settings("baby", steps=1000, warmup=100, lr=1e-3)
     rates = [learning_rate(told, step) for step in range(1, 1001)]
     assert rates[0] == pytest.approx(1e-3 / 101)
     assert max(rates) == rates[100] == pytest.approx(1e-3)
@@ -262,10 +262,10 @@ def test_settings_that_cannot_be(changes, words):
         settings(**changes)
 
 
-def test_presets_are_nanogpts():
+def test_presets_are_nanogpts_but_for_the_learning_rate_of_the_smallest():
     baby, gpt2 = settings("baby"), settings("gpt2")
     assert (baby.steps, baby.lr, baby.min_lr, baby.warmup, baby.beta2, baby.weight_decay, baby.clip) == (
-        2000, 1e-3, 1e-4, 100, 0.99, 0.1, 1.0,
+        2000, 2e-3, 1e-4, 100, 0.99, 0.1, 1.0,
     )  # fmt: skip
     assert (baby.layers, baby.width, baby.context, baby.batch, baby.eval_every, baby.dropout) == (
         4,
