@@ -73,7 +73,7 @@ def _answers_in(path: Path) -> list[OtherAnswer]:
 
 
 def _source_under(exercise: str, function: Callable) -> Source:
-    """The function's text without its decorator, and under the exercise's name (in calls of itself too)."""
+    """The function's or class's text without its decorator, and under the exercise's name (inside of it too)."""
     text = inspect.getsource(function)
-    text = text[text.index(f"def {function.__name__}(") :]
+    text = text[re.search(rf"^(def|class) {function.__name__}\b", text, re.MULTILINE).start() :]
     return Source(re.sub(rf"\b{function.__name__}\b", exercise, text))
