@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ def _answers_in(path: Path) -> list[OtherAnswer]:
         return []
     spec = importlib.util.spec_from_file_location(f"other_answers_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where inspect looks for the file of a class
     spec.loader.exec_module(module)
     marked = [value for value in vars(module).values() if hasattr(value, "__lowprec_other__")]
     return [OtherAnswer(f.__lowprec_other__, f.__name__, _source_under(f.__lowprec_other__, f)) for f in marked]
