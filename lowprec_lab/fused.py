@@ -265,6 +265,12 @@ def round_(
     return _in_pieces(lambda piece: _round(piece, plan), _floats(x), out, torch.float32)
 
 
+def elementwise_round(fmt: Format, mode: str = "nearest_even", overflow: str = "saturate") -> Callable:
+    """`round_` for one format as plain code `(x)`, for a compiler to take into a larger graph."""
+    plan = _plan(fmt, mode, overflow)
+    return lambda x: _round(x, plan)
+
+
 def encode_(
     x: Tensor, fmt: Format, out: Tensor | None = None, mode: str = "nearest_even", overflow: str = "saturate"
 ) -> Tensor:

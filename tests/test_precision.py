@@ -1,0 +1,204 @@
+"""Precisions: what is rounded where, FP16 without FP16 arithmetic, and the loss scalers."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from lowprec_lab import devices, exercises, fused, precision
+from lowprec_lab.formats import FP16
+from lowprec_lab.gpt import GPT, GPTConfig
+from lowprec_lab.precision import ConstantScale, DynamicScale, EmulatedFP16, PrecisionError, loss_scaler, straight
+
+
+@pytest.fixture
+def no_fp16(monkeypatch):
+    """A CPU without 16-bit arithmetic, wherever this runs."""
+    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx2"}))
+
+
+def half(x):
+    return x.half().float()
+
+
+def same(a, b):
+    return bool(precision._same_bits(a.detach(), b.detach()).all())
+
+
+def test_the_probes_hold_every_value_and_every_tie():
+    x = precision._probes()
+    values = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    assert set(values[values.isfinite()].tolist()) <= set(x.tolist())
+    assert {1 + 2.0**-11, 65520.0, 2.0**-25, -3 * 2.0**-25, math.inf} <= set(x.tolist())
+
+
+def test_emulated_values_and_gradients_are_fp16s(no_fp16):
+    made = precision.precision("fp16")
+    assert type(made) is EmulatedFP16
+    x = precision._probes().requires_grad_()
+    y = straight(made._round)(x)
+    y.backward(x.detach().flip(0))
+    assert same(y, half(x))
+    assert same(x.grad, half(x.flip(0)))
+
+
+def test_a_rounded_layer_is_three_rounded_products(no_fp16):
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3)
+    x, gradient = torch.randn(4, 5), torch.randn(4, 3)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    names = list(layer.state_dict())
+    precision.precision("fp16").convert(nn.Sequential(layer))
+    assert list(layer.state_dict()) == names
+    leaf = x.clone().requires_grad_()
+    out = layer(leaf)
+    out.backward(gradient)
+    assert torch.equal(out, half(half(x) @ half(weight).T + half(bias)))
+    assert torch.equal(leaf.grad, half(half(gradient) @ half(weight)))
+    assert torch.equal(layer.weight.grad, half(half(gradient).T @ half(x)))
+    assert torch.equal(layer.bias.grad, half(half(gradient).sum(0)))
+
+
+def test_too_large_becomes_infinity_and_a_gradient_too_small_becomes_zero(no_fp16):
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    precision.precision("fp16").convert(nn.Sequential(layer))
+    assert layer(torch.tensor([[70000.0]])).item() == math.inf
+    x = torch.ones(1, 1, requires_grad=True)
+    (layer(x) * 2.0**-26).backward()
+    assert x.grad.item() == 0
+
+
+def test_every_linear_layer_of_the_gpt_is_rounded(no_fp16):
+    model = GPT(GPTConfig(vocab_size=7, context=4, layers=2, heads=1, width=8))
+    keys = list(model.state_dict())
+    precision.precision("fp16").convert(model)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(linear) == 2 * 4 + 1
+    assert all(type(module) is precision.RoundedLinear for module in linear)
+    assert list(model.state_dict()) == keys
+    assert model.head.weight is model.token_embedding.weight
+
+
+def test_the_learners_own_rounding_is_used(no_fp16, monkeypatch):
+    def towards_zero(x, fmt, out=None):
+        return (x.view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+    supplied = exercises.Supply(towards_zero, "yours", "your fast_round_to (exercise 2.7)")
+    monkeypatch.setattr(exercises, "supply", lambda name: supplied)
+    made = precision.precision("fp16")
+    assert "your fast_round_to" in made.note
+    x = torch.tensor([1 + 2.0**-10 + 2.0**-11 + 2.0**-12, 70000.0, math.nan])
+    assert same(made._round(x), torch.tensor([1 + 2.0**-10, math.inf, math.nan]))
+
+
+def test_without_any_answer_the_labs_own(no_fp16, monkeypatch):
+    def nobody(name):
+        raise exercises.AnswerError("not written")
+
+    monkeypatch.setattr(exercises, "supply", nobody)
+    made = precision.precision("fp16")
+    assert "the lab's own, until" in made.note
+    assert same(made._round(precision._probes()), half(precision._probes()))
+
+
+def casts(x, fmt, out=None):
+    """A rounding that a compiler takes out: a pair of casts."""
+    return x.clamp(-65504, 65504).to(torch.float16).to(torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(fused.why_not_compiled()), reason="nothing can be compiled here")
+def test_rounding_that_the_compiler_removes_is_refused(no_fp16, monkeypatch):
+    supplied = exercises.Supply(casts, "yours", "your fast_round_to (exercise 2.7)")
+    monkeypatch.setattr(exercises, "supply", lambda name: supplied)
+    with pytest.raises(PrecisionError, match=r"does not survive the compiler: [\d,]+ of .* Train without --compile"):
+        precision.precision("fp16", compiled=True)
+    made = precision.precision("fp16")
+    assert "runs as plain code" in made.note
+    assert same(made._round(precision._probes()), half(precision._probes()))
+
+
+@pytest.mark.slow
+def test_the_reference_survives_the_compiler(no_fp16):
+    x = torch.randn(1000).requires_grad_()
+    made = precision.precision("fp16", compiled=True)
+    y = torch.compile(lambda x: straight(made._round)(x * 3) * 1.0)(x)
+    assert same(y, half(x * 3))
+
+
+def test_what_the_doctor_says_decides(monkeypatch):
+    def doctor_says(status):
+        line = devices.Line("bf16", status, "this GPU is from 2016")
+        monkeypatch.setattr(devices, "diagnose", lambda machine: devices.Report((), (line,)))
+        return precision.precision("bf16", "cuda")
+
+    with pytest.raises(PrecisionError, match="bf16 cannot be had here: this GPU is from 2016. Train in fp32"):
+        doctor_says(devices.CANNOT)
+    assert doctor_says(devices.EMULATED).note == "bf16 is slow here: this GPU is from 2016."
+    assert doctor_says(devices.NATIVE).note == ""
+
+
+def test_on_a_cpu_with_fp16_arithmetic_autocast_does_it(monkeypatch):
+    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx512_fp16"}))
+    made = precision.precision("fp16")
+    assert type(made) is precision.Autocast
+    with made.context():
+        assert torch.get_autocast_dtype("cpu") == torch.float16
+
+
+def test_an_unknown_precision():
+    with pytest.raises(PrecisionError, match="The precisions are: fp32, bf16, fp16"):
+        precision.precision("fp12")
+
+
+# scaling the loss
+
+
+def test_the_dynamic_scale_is_torchs():
+    chance = random.Random(5)
+    for _ in range(60):
+        options = {
+            "init_scale": 2.0 ** chance.randint(-140, 126), "growth_factor": chance.choice((2.0, 4.0, 1.5)),
+            "backoff_factor": chance.choice((0.5, 0.25)), "growth_interval": chance.randint(1, 4),
+        }  # fmt: skip
+        theirs, ours = torch.amp.GradScaler("cpu", **options), DynamicScale(**options)
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=0.0)
+        theirs.scale(torch.zeros(1))
+        for _ in range(25):
+            bad = chance.random() < 0.4
+            weight.grad = torch.tensor([math.inf if bad else 0.0])
+            theirs.step(optimizer)
+            theirs.update()
+            ours.update(bad)
+            assert ours.scale == theirs.get_scale()
+
+
+def test_a_scaler_goes_on_from_its_state():
+    first, second = DynamicScale(growth_interval=3), DynamicScale(growth_interval=3)
+    for bad in (True, False, False):
+        first.update(bad)
+    second.load_state_dict(first.state_dict())
+    for scaler in (first, second):
+        scaler.update(False)
+    assert first.scale == second.scale == 2.0**16
+    assert first.state_dict() == second.state_dict()
+
+
+def test_settings_of_the_scale():
+    assert isinstance(loss_scaler("dynamic"), DynamicScale)
+    assert (loss_scaler("none").scale, loss_scaler("none").checks) == (1.0, False)
+    assert (loss_scaler("1024").scale, loss_scaler("1024").checks) == (1024.0, True)
+    fixed = ConstantScale(8.0)
+    fixed.update(True)
+    assert fixed.scale == 8.0
+    for wrong in ("0", "-2", "much", "inf", "nan"):
+        with pytest.raises(ValueError, match="a loss scale is dynamic, none, or a number above 0"):
+            loss_scaler(wrong)
+
+
+def test_fp16_of_the_formats_is_what_is_emulated():
+    assert FP16.torch_dtype == torch.float16
