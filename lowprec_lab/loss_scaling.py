@@ -306,3 +306,36 @@ class _Recorder:
 
     def step(self, gradients: list[Tensor]) -> None:
         self.row.copy_(torch.cat([each.detach().flatten() for each in gradients]))
+
+
+# --- given: a model whose layers compute in 16 bits, for the page's experiments ---------------------------------------
+
+
+def round_layers(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Make every linear layer of a float32 model round to `dtype`, in place: what goes in, what comes out, the weights.
+
+    Their gradients are rounded as well, on the way back. Products are added up in float32. Beyond the largest value is
+    infinity. This is how training in 16 bits is emulated on any CPU; the result is the model itself.
+    """
+    from lowprec_lab.precision import RoundedLinear, straight
+
+    rounded = straight(lambda x: x.to(dtype).float())
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__, module.rounded = RoundedLinear, rounded
+    return model
+
+
+class PartOfAStep(nn.Module):
+    """A language model whose loss is the share of a larger batch: `share` times the mean over the tokens it is given.
+
+    Who collects the gradients of many small batches, as every large run does, divides each loss by their number.
+    """
+
+    def __init__(self, model: nn.Module, share: float) -> None:
+        super().__init__()
+        self.model, self.share = model, share
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits, loss = self.model(x, y)
+        return logits, loss * self.share

@@ -55,7 +55,7 @@ class Trainer:
         self.precision = precision(settings.precision, self.device.type, compiled)
         if self.precision.note:
             say(self.precision.note)
-        self.scaler = loss_scaler(settings.scale_setting)
+        self.scaler = loss_scaler(settings.scale_setting, say)
         torch.manual_seed(settings.seed)
         self.model = GPT(config_of(settings, len(corpus.vocabulary))).to(self.device)
         self.precision.convert(self.model)
@@ -98,7 +98,7 @@ class Trainer:
         bad = None if math.isfinite(norm) else self._bad_gradient()
         if bad:
             self._last_bad = f"The gradient of {bad} was not finite at step {step}."
-        skipped = bad is not None and self.scaler.checks
+        skipped = bad is not None and getattr(self.scaler, "checks", True)
         if self.settings.clip and not skipped:
             nn.utils.clip_grads_with_norm_(self._parameters, self.settings.clip, total)
         if not skipped:

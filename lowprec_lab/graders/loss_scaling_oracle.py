@@ -140,7 +140,7 @@ def train_rows(inputs: Tensor, scale: float, interval: int, max_norm: float) -> 
 
 def clipping(gradient: np.ndarray, max_norm: float) -> np.float32:
     """The factor that brings the norm of a gradient to at most max_norm."""
-    norm = math.sqrt(math.fsum(float(each) ** 2 for each in gradient.ravel()))
+    norm = math.sqrt(float(np.square(gradient.astype(np.float64)).sum()))
     return np.float32(min(1.0, max_norm / (norm + 1e-6)))
 
 
