@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowprec_lab.graders import loss_scaling_oracle as exact
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 from lowprec_lab.loss_scaling import (
     adamw_steps,
     gradients_taken,
@@ -60,7 +60,7 @@ def parameters_without_a_gradient(answer, case):
     """None at the beginning, in the middle and at the end of the list."""
     for shapes in ((None, (2,), (3,)), ((2,), None, (3,)), ((2, 1), (3,), None), (None, None, (1,))):
         for _ in range(case.count(2)):
-            _compare_unscaled(answer, case, some_gradients(case.rng, *shapes), 2.0 ** case.rng.integers(1, 20))
+            _compare_unscaled(answer, case, some_gradients(case.rng, *shapes), 2.0 ** int(case.rng.integers(1, 20)))
 
 
 @check_for("unscale_")
@@ -1147,3 +1147,40 @@ def returns_the_scaled_loss(model, x, y, optimizer, scaler, max_norm):
         return float(loss.detach()) * scale
 
     return _step(model, x, y, optimizer, scaler, max_norm, reported=reported)
+
+
+# --- the page's questions ---------------------------------------------------------------------------------------------
+
+question_for(
+    "6.A",
+    64,
+    "64: the scale goes to double, its reciprocal is taken there, and that is rounded to float32. As in your unscale_.",
+    "Look at what is called on the scale before its reciprocal is taken. How many bits has that type?",
+    {32: "32 bits has the result, and the scale itself. What is between the two calls?"},
+)
+question_for(
+    "6.B",
+    False,
+    "False: each optimizer has its own record of infinities, and its step looks at that alone. The scale is lowered "
+    "for both, since update looks at the records of all.",
+    "_maybe_opt_step gets one optimizer_state. Whose is it?",
+)
+question_for(
+    "6.C",
+    166,
+    "166: 165 halvings lead from 2^16 to 2^-149, the smallest float32. Half of that is a tie between 0 and 2^-149, and "
+    "0 is the even one.",
+    "scales_after(DynamicLossScaler, 'x' * 170) lists them all. Which place has the first 0.0?",
+    {
+        165: "After 165 the scale is 2^-149, which is not 0 yet.",
+        167: "The list of scales_after begins with the scale before the first step.",
+        170: "It is 0 by then. Since when?",
+    },
+)
+question_for(
+    "6.D",
+    -16,
+    "-16: clipped to at most 1, and then divided by 2^16. A learning rate would have to be 65,536 times as large.",
+    "The norm is at most 1 after clipping. What happens to it next?",
+    {16: "Unscaling divides.", 0: "That is the norm after clipping. Then the gradients are unscaled."},
+)
