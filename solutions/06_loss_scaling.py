@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 06 · Loss scaling: why multiply the loss before backward?
+# # 06 · Loss scaling: why scale the loss before backward?
 #
 # **Takes** 4 to 5 hours. **Needs** [chapter 03](03_accumulation.ipynb): master weights, lost updates. **Gives** you the loss scalers of PyTorch, Apex and Megatron, AdamW on master weights, and a GPT that you train in FP16 with them.
 #
