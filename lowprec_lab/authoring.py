@@ -242,13 +242,19 @@ def _cell_problems(page_cell: _PageCell) -> Iterator[tuple[int, str]]:
                 line,
                 f"a solution region ({marks[0][1]}) outside an answer cell. Put it under `@fill` or in a question",
             )
-    elif [mark for _, mark in marks] != [BEGIN, END]:
+    elif [mark for _, mark in marks] != [BEGIN, END] * (_regions_allowed(cell, marks) if role == "answer" else 1):
         what = f"the answer cell of {page_cell.name}" if role == "answer" else f"question {page_cell.name}"
         yield cell.line, f"{what} needs one line `### {BEGIN}` and below it one line `### {END}` around the answer"
     else:
         yield from _stub_problems(page_cell)
     if role in ("answer", "check"):
         yield from _company_problems(page_cell)
+
+
+def _regions_allowed(cell: Cell, marks: Sequence) -> int:
+    """How many regions an answer cell may have: one, or in a class one for each method, as many as there are."""
+    is_class = any(isinstance(each, ast.ClassDef) and _answer_name(each) for each in ast.parse(cell.source).body)
+    return max(len(marks) // 2, 1) if is_class else 1
 
 
 def _stub_problems(page_cell: _PageCell) -> Iterator[tuple[int, str]]:

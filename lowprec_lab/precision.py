@@ -222,41 +222,6 @@ def _probes() -> Tensor:
 # --- scaling the loss -------------------------------------------------------------------------------------------------
 
 
-class DynamicScale:
-    """The loss scale that follows the gradients: halved where one is not finite, doubled after many good steps.
-
-    The rules are torch.amp.GradScaler's; there is no floor, so a scale can reach 0.
-    """
-
-    checks = True
-
-    def __init__(
-        self,
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-    ) -> None:
-        self.scale, self.good_steps = float(init_scale), 0
-        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
-
-    def update(self, found_inf: bool) -> None:
-        """After a step: `found_inf` says whether any gradient was not finite (the step was then skipped)."""
-        if found_inf:
-            self.scale, self.good_steps = _float32(self.scale * self.backoff_factor), 0
-            return
-        self.good_steps += 1
-        if self.good_steps == self.growth_interval:
-            grown = _float32(self.scale * self.growth_factor)
-            self.scale, self.good_steps = grown if math.isfinite(grown) else self.scale, 0
-
-    def state_dict(self) -> dict:
-        return {"scale": self.scale, "good_steps": self.good_steps}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.scale, self.good_steps = state["scale"], state["good_steps"]
-
-
 class ConstantScale:
     """A loss scale that stays. checks: whether a step with a gradient that is not finite is skipped."""
 
@@ -273,14 +238,15 @@ class ConstantScale:
         self.scale = state["scale"]
 
 
-def loss_scaler(setting: str | float) -> DynamicScale | ConstantScale:
+def loss_scaler(setting: str | float, say: Callable[[str], None] = lambda line: None) -> object:
     """The scaler that a run is told to use: "dynamic", "none", or a number, which stays and skips bad steps too.
 
-    A scaler has `scale` (a float), `checks` (whether bad steps are skipped), `update(found_inf)` after each step, and
-    `state_dict`/`load_state_dict`. Raises ValueError for any other setting.
+    A scaler has `scale` (a float), `update(found_inf)` after each step, and `state_dict`/`load_state_dict`. Where it
+    has `checks`, and it is False, bad steps are taken all the same. The dynamic one is the learner's DynamicLossScaler,
+    or what stands in for it; say is called with a line on whose it is. Raises ValueError for any other setting.
     """
     if setting == "dynamic":
-        return DynamicScale()
+        return _dynamic(say)
     if setting == "none":
         return ConstantScale(1.0, checks=False)
     try:
@@ -292,5 +258,11 @@ def loss_scaler(setting: str | float) -> DynamicScale | ConstantScale:
     return ConstantScale(scale)
 
 
-def _float32(value: float) -> float:
-    return float(torch.tensor(value, dtype=torch.float32))
+def _dynamic(say: Callable[[str], None]) -> object:
+    from lowprec_lab.blanks import load_chapters
+    from lowprec_lab.exercises import supply
+
+    load_chapters()
+    supplied = supply("DynamicLossScaler")
+    say(f"The scale of the loss is set by {supplied.line}.")
+    return supplied.function()

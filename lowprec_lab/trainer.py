@@ -55,7 +55,8 @@ class Trainer:
         self.precision = precision(settings.precision, self.device.type, compiled)
         if self.precision.note:
             say(self.precision.note)
-        self.scaler = loss_scaler(settings.scale_setting)
+        self.scaler = loss_scaler(settings.scale_setting, say)
+        self._skips = getattr(self.scaler, "checks", True)
         torch.manual_seed(settings.seed)
         self.model = GPT(config_of(settings, len(corpus.vocabulary))).to(self.device)
         self.precision.convert(self.model)
@@ -94,7 +95,7 @@ class Trainer:
         self.step = step
         return {
             "step": step, "loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None, "scale": scale,
-            "skipped": found and self.scaler.checks, "stop": stop,
+            "skipped": found and self._skips, "stop": stop,
         }  # fmt: skip
 
     def batch(self, step: int, part: int = 0) -> tuple[Tensor, Tensor]:
@@ -185,7 +186,7 @@ class Trainer:
         bad = None if math.isfinite(norm) else self._bad_gradient()
         if bad:
             self._last_bad = f"The gradient of {bad} was not finite at step {step}."
-        if not (bad and self.scaler.checks):
+        if not (bad and self._skips):
             if self.settings.clip:
                 nn.utils.clip_grads_with_norm_(self._parameters, self.settings.clip, norm)
             self.optimizer.step()

@@ -7,6 +7,7 @@
 # |---|---|---|
 # | **accumulator** | the number that a sum is collected in; its format decides how much of the sum survives | [03](03_accumulation.ipynb) |
 # | **activation** | what comes out of a layer on the way forward | [05](05_instruments.ipynb) |
+# | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
 # | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
 # | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
@@ -28,9 +29,11 @@
 # | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
 # | **hook** | a function that torch calls when a module has computed its output, or when a gradient arrives | [5.7](05_instruments.ipynb) |
+# | **hysteresis** | how many overflows a loss scaler waits for before it lowers the scale | [6.5](06_loss_scaling.ipynb) |
 # | **ieee** | the rule of IEEE 754: an exponent of all ones is infinity or NaN | [1.4](01_bit_layouts.ipynb) |
 # | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
 # | **Kahan's sum** | a sum that carries along what each addition lost, and adds it to the next element | [3.3](03_accumulation.ipynb) |
+# | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
 # | **mantissa** | the field behind the point; also called significand or fraction elsewhere | [1.2](01_bit_layouts.ipynb) |
 # | **mask** | a number whose set bits say which bits to keep: `codes & mask` | [1.2](01_bit_layouts.ipynb) |
@@ -51,6 +54,7 @@
 # | **round** | choose a value of a format for a number that need not be one | [02](02_rounding.ipynb) |
 # | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
 # | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
+# | **skipped step** | a training step that is not taken, since a gradient is infinite or NaN | [6.7](06_loss_scaling.ipynb) |
 # | **split-K** | cutting a matrix product along K into several, whose results are added up at the end | [3.B](03_accumulation.ipynb) |
 # | **stagnation** | a sum or a weight that stands still because everything added to it is less than half a step | [03](03_accumulation.ipynb) |
 # | **stochastic rounding** | rounding up or down at random, so that the mean of many roundings is the number itself | [2.5](02_rounding.ipynb) |
@@ -61,4 +65,5 @@
 # | **ulp** | unit in the last place: the distance between neighbouring values of a format around a number | [1.10](01_bit_layouts.ipynb) |
 # | **underflow** | a number that is not zero is rounded to zero | [5.2](05_instruments.ipynb) |
 # | **update ratio** | the norm of a step over the norm of the weight that it moves | [5.6](05_instruments.ipynb) |
+# | **unscale** | divide the gradients by the loss scale, in float32, before anything looks at them | [6.1](06_loss_scaling.ipynb) |
 # | **verdict** | what `check` says about an answer: bit-exact, close, or wrong | [00](00_start.ipynb) |

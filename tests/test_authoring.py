@@ -269,6 +269,19 @@ def test_given_code_is_no_leak_but_text_is(solutions, tmp_path):
     assert set(leaked_lines(read_built(folder, tmp_path / "two"), read_source(folder))) == {line}
 
 
+def test_a_class_has_a_region_for_each_method(solutions, tmp_path):
+    method = (
+        "    def {}(self):\n        ### BEGIN SOLUTION\n        return [self.number] * 20\n        ### END SOLUTION\n"
+    )
+    text = "\n# %%\n@fill\nclass first:\n" + method.format("one") + "\n" + method.format("two")
+    page = read_built(solutions(PAGE.replace(ANSWERS["first"], text)), tmp_path / "out")
+    stub = by_id(page)["first"].source
+    assert stub.count(authoring.CODE_STUB) == 2
+    assert "self.number" not in stub
+    with pytest.raises(AuthoringError, match="needs one line"):
+        read_source(solutions(PAGE.replace(ANSWERS["first"], ANSWERS["first"] + method.format("one"))))
+
+
 # --- what an author is told -----------------------------------------------------------------------------------------
 
 MARKERS = re.compile(r" *### (BEGIN|END) SOLUTION\n")

@@ -6,13 +6,13 @@ the larger set of inputs. A mutant that differs from the reference there and pas
 
 from __future__ import annotations
 
-import functools
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from lowprec_lab.bench.larger_inputs import calls_for, scenario_of
+from lowprec_lab.bench.larger_inputs import calls_for
 from lowprec_lab.bench.mutants import mutants
 from lowprec_lab.bench.other_answers import OtherAnswer, load_answer, other_answers
 from lowprec_lab.blanks import Blank, in_order
@@ -183,9 +183,6 @@ def differs(exercise: str, one: Callable, another: Callable, limit_s: float = _C
 
     None where that takes too long to be found out.
     """
-    scenario = scenario_of(exercise)
-    if scenario is not None:
-        one, another = (functools.partial(scenario, function) for function in (one, another))
     try:
         with quiet(), time_limit(limit_s):
             return any(_outcome(one, args) != _outcome(another, args) for args in calls_for(exercise))
@@ -194,9 +191,10 @@ def differs(exercise: str, one: Callable, another: Callable, limit_s: float = _C
 
 
 def _outcome(function: Callable, args: tuple) -> object:
-    """What a call comes to, in a form that compares by bits."""
+    """What a call comes to, in a form that compares by bits. A function as the first argument is a scenario."""
+    scenario, args = (args[0], args[1:]) if args and inspect.isfunction(args[0]) else (None, args)
     try:
-        return _as_data(function(*copy_data(args)))
+        return _as_data(scenario(function, *copy_data(args)) if scenario else function(*copy_data(args)))
     except Exception as error:  # whatever a mutant raises is its result
         return type(error).__name__
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowprec_lab import instruments, loss_scaling
 from lowprec_lab.formats import BF16, E4M3, E5M2, FORMATS, FP16, Format
 
 RANDOM_FORMATS = 300
@@ -400,21 +401,105 @@ def _length_calls() -> list[tuple]:
 
 
 def _lengths_and_gradients(function: Callable, x: Tensor) -> tuple[Tensor, Tensor]:
-    from lowprec_lab.instruments import gradient_through
-
-    return function(x) + 0.0, gradient_through(function, x, torch.ones(x.shape[:-1]))
+    return function(x) + 0.0, instruments.gradient_through(function, x, torch.ones(x.shape[:-1]))
 
 
-def scenario_of(exercise: str) -> Callable | None:
-    """What drives an answer to an exercise that is not called with data alone: scenario(answer, *arguments)."""
-    from lowprec_lab import instruments
+def _through(scenario: Callable, calls: Callable[[], list[tuple]]) -> Callable[[], list[tuple]]:
+    """The same calls for a scenario, which drives the answer."""
+    return lambda: [(scenario, *args) for args in calls()]
 
-    return {
-        "gradient_norm": instruments.norm_of,
-        "update_ratio": instruments.ratio_of,
-        "Taps": instruments.tapped,
-        "row_lengths": _lengths_and_gradients,
-    }.get(exercise)
+
+def _gradient_lists(rng: np.random.Generator, dtypes: tuple[torch.dtype, ...]) -> list[list[Tensor | None]]:
+    """Lists of none to five gradients of many shapes and sizes; special values in some, None in some."""
+    shapes, lists = ((), (1,), (7,), (2, 3), (0,), (3, 1, 2)), [[], [None]]
+    special = torch.tensor([-0.0, float("inf"), float("-inf"), float("nan"), 3e38, 7e4, 1e-45])
+    for _ in range(300):
+        found = []
+        for shape in (shapes[int(k)] for k in rng.integers(0, len(shapes), int(rng.integers(1, 6)))):
+            x = torch.from_numpy(np.asarray(rng.normal(size=shape) * 2.0 ** rng.integers(-30, 40), dtype=np.float32))
+            if rng.random() < 0.2:
+                x = torch.where(torch.from_numpy(np.asarray(rng.random(shape) < 0.3)), special[rng.integers(7)], x)
+            found.append(None if rng.random() < 0.15 else x.to(dtypes[rng.integers(len(dtypes))]))
+        lists.append(found)
+    return lists
+
+
+def _unscaling_calls() -> list[tuple]:
+    rng = np.random.default_rng(61)
+    lists = [each for each in _gradient_lists(rng, (torch.float32,)) if any(one is not None for one in each)]
+    scales = (1.0, 2.0**16, 3.0, 1000.0, 2.0**-140, float(np.float32(0.1)))
+    calls = [(loss_scaling.unscaled, each, scales[int(rng.integers(len(scales)))]) for each in lists]
+    short = _gradient_lists(rng, (torch.float32, torch.float16))
+    short = [each for each in short if not any(one is not None and one.isnan().any() for one in each)]
+    return calls + [(loss_scaling.refused, each, 3.0) for each in short]
+
+
+def _finding_calls() -> list[tuple]:
+    rng = np.random.default_rng(62)
+    return [(each,) for each in _gradient_lists(rng, (torch.float32, torch.float16, torch.bfloat16))]
+
+
+def _steps(rng: np.random.Generator) -> str:
+    bad = rng.random() * 0.8
+    return "".join(rng.choice(["x", "."], int(rng.integers(0, 60)), p=[bad, 1 - bad]))
+
+
+def _dynamic_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(63), [(loss_scaling.scales_after, "." * 2001 + "x")]
+    for _ in range(400):
+        low, high = sorted(np.exp2(rng.uniform(-150, 128, 2)).astype(np.float32).tolist())
+        low, high = (0.0 if rng.random() < 0.4 else low, float("inf") if rng.random() < 0.4 else high)
+        start = float(np.float32(np.clip(np.exp2(rng.uniform(-149, 127)), low, high)))
+        factors = (2.0, 0.5) if rng.random() < 0.5 else (float(rng.uniform(1, 5)), float(rng.uniform(0.01, 1)))
+        settings = (start, *factors, int(rng.integers(1, 9)), low, high)
+        calls.append((loss_scaling.scales_after, _steps(rng), *settings))
+        calls.append((loss_scaling.scales_resumed, _steps(rng), _steps(rng), *settings))
+    return calls
+
+
+def _apex_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(64), [(loss_scaling.scales_after, "." * 2001 + "x")]
+    for _ in range(400):
+        floor = None if rng.random() < 0.4 else float(np.exp2(rng.uniform(-4, 6)))
+        start, cap = np.exp2(rng.uniform(6, 30, 2)).tolist()
+        calls.append((loss_scaling.scales_after, _steps(rng), start, int(rng.integers(1, 9)), floor, cap))
+    return calls
+
+
+def _hysteresis_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(65), [(loss_scaling.scales_after, "x" + "." * 1001 + "xxx" * 20)]
+    for _ in range(400):
+        factors = (2.0, 0.5) if rng.random() < 0.5 else (float(rng.uniform(1, 5)), float(rng.uniform(0.01, 1)))
+        rest = int(rng.integers(1, 9)), float(np.exp2(rng.uniform(-4, 6))), int(rng.integers(1, 6))
+        calls.append((loss_scaling.scales_after, _steps(rng), float(np.exp2(rng.uniform(6, 30))), *factors, *rest))
+    return calls
+
+
+def _adamw_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(66), []
+    for _ in range(150):
+        n, steps = int(rng.integers(2, 12)), int(rng.integers(1, 40))
+        weight = torch.from_numpy(rng.normal(size=n)).to(torch.float16)
+        sizes = np.exp2(rng.uniform(-30, 20)) * rng.normal(size=(steps, n))
+        gradients = torch.from_numpy((sizes * (rng.random((steps, n)) < 0.9)).astype(np.float32))
+        betas, eps = (float(rng.uniform(0, 0.99)), float(rng.uniform(0.5, 0.9999))), float(10 ** rng.uniform(-12, -1))
+        lr, decay = float(10 ** rng.uniform(-5, 0)), float(rng.choice([0, 0.01, 0.3]))
+        calls.append((loss_scaling.adamw_steps, weight, gradients, lr, *betas, eps, decay))
+    return calls
+
+
+def _training_calls() -> list[tuple]:
+    from lowprec_lab.graders.loss_scaling import to_be_clipped, whole
+
+    rng, calls = np.random.default_rng(67), []
+    for _ in range(100):
+        max_norm = float(rng.choice([0.5, 1.0, 8.0]))
+        settings = float(2.0 ** rng.integers(0, 20)), int(rng.integers(1, 5))
+        small = whole(rng, 12, int(rng.integers(-28, 4)))
+        for inputs, norm in ((small, 1e9), (to_be_clipped(rng, max_norm), max_norm)):
+            for scenario in (loss_scaling.gradients_taken, loss_scaling.steps_told):
+                calls.append((scenario, inputs, *settings, norm))
+    return calls
 
 
 _CALLS: dict[str, Callable[[], list[tuple]]] = {
@@ -450,16 +535,26 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "underflow_fraction": _share_calls,
     "overflow_fraction": _share_calls,
     "tensor_report": _report_calls,
-    "gradient_norm": _gradient_calls,
-    "update_ratio": _step_calls,
-    "Taps": _tap_calls,
-    "row_lengths": _length_calls,
+    "gradient_norm": _through(instruments.norm_of, _gradient_calls),
+    "update_ratio": _through(instruments.ratio_of, _step_calls),
+    "Taps": _through(instruments.tapped, _tap_calls),
+    "row_lengths": _through(_lengths_and_gradients, _length_calls),
+    "unscale_": _unscaling_calls,
+    "found_nonfinite": _finding_calls,
+    "DynamicLossScaler": _dynamic_calls,
+    "ApexLossScaler": _apex_calls,
+    "HysteresisLossScaler": _hysteresis_calls,
+    "MasterWeightAdamW": _adamw_calls,
+    "fp16_train_step": _training_calls,
 }
 
 
 @lru_cache(maxsize=32)
 def calls_for(exercise: str) -> list[tuple]:
-    """The arguments of every call of the larger set; KeyError, with what to do, for an exercise that has none yet."""
+    """The arguments of every call of the larger set; KeyError, with what to do, for an exercise that has none yet.
+
+    Where the first is a function, it is a scenario, which drives the answer with the others.
+    """
     if exercise not in _CALLS:
         raise KeyError(f"add the larger inputs of {exercise} to {__name__}")
     return _CALLS[exercise]()

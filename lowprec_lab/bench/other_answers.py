@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +68,14 @@ def _answers_in(path: Path) -> list[OtherAnswer]:
         return []
     spec = importlib.util.spec_from_file_location(f"other_answers_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where inspect looks for the file of a class
     spec.loader.exec_module(module)
     marked = [value for value in vars(module).values() if hasattr(value, "__lowprec_other__")]
     return [OtherAnswer(f.__lowprec_other__, f.__name__, _source_under(f.__lowprec_other__, f)) for f in marked]
 
 
 def _source_under(exercise: str, function: Callable) -> Source:
-    """The function's text without its decorator, and under the exercise's name (in calls of itself too)."""
+    """The function's or class's text without its decorator, and under the exercise's name (inside of it too)."""
     text = inspect.getsource(function)
-    text = text[text.index(f"def {function.__name__}(") :]
+    text = text[re.search(rf"^(def|class) {function.__name__}\b", text, re.MULTILINE).start() :]
     return Source(re.sub(rf"\b{function.__name__}\b", exercise, text))

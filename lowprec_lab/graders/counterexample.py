@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import re
 
 import torch
@@ -20,9 +22,13 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
     """What element `index` of a comparison was computed from: the format, and each argument's element with its bits."""
     rows = []
     fmt = next((arg for arg in record.call.args if isinstance(arg, Format)), None)
-    names = list(blank.signature.parameters)
-    tensors = sum(isinstance(arg, Tensor) for arg in record.call.args)
-    for name, arg in zip(names, record.call.args, strict=False):
+    scenario = record.call.scenario
+    names = list(inspect.signature(scenario).parameters)[1:] if scenario else list(blank.signature.parameters)
+    args = list(record.call.args)
+    tensors = sum(isinstance(arg, Tensor) for arg in args)
+    if scenario and len(args) > len(names):  # its last parameter takes any number of settings
+        args[len(names) - 1 :] = [tuple(args[len(names) - 1 :])]
+    for name, arg in zip(names, args, strict=False):
         if isinstance(arg, Format):
             rows.append(Row("format", _format_text(arg)))
         elif isinstance(arg, Tensor) and isinstance(record.want[0], Tensor) and arg.shape == record.want[0].shape:
@@ -105,9 +111,17 @@ def _short(value: object) -> str:
 def call_text(blank: Blank, call: Call) -> str:
     """The call as the learner can type it. A scenario takes the answer as its first argument."""
     parts = [blank.name] if call.scenario else []
-    parts += [tensor_text(arg) if isinstance(arg, Tensor) else repr(arg) for arg in call.args]
+    parts += [_value_text(arg) for arg in call.args]
     parts += [f"{key}={value!r}" for key, value in call.kwargs.items()]
     return f"{call.scenario.__name__ if call.scenario else blank.name}({', '.join(parts)})"
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, Tensor):
+        return tensor_text(value)
+    if type(value) is list:
+        return f"[{', '.join(_value_text(each) for each in value)}]"
+    return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
 
 def tensor_text(value: Tensor) -> str:
