@@ -776,7 +776,7 @@ print(
 )
 
 # %% [markdown]
-# And what does looking cost? A race over the activations of one layer: your histogram, and what many tools draw instead of it, torch's own histogram of logarithms.
+# And what does looking cost? A race over 400,000 numbers: your instruments, and what many tools draw instead of it, torch's own histogram of logarithms.
 
 # %%
 numbers = torch.randn(400_000, generator=torch.Generator().manual_seed(5))
@@ -791,7 +791,7 @@ race(
 ).plot(to="torch.histc of log2")
 
 # %% [markdown]
-# Exact costs some milliseconds: nothing for a look at every tenth step, too much for every tensor of every step. Tools that are always on keep one number for each tensor, its largest magnitude, and you will meet it again in chapter 10.
+# Each of these is several passes over the tensor: nothing for a look at every tenth step, a lot for every tensor of every step. Tools that are always on keep one number for each tensor, its largest magnitude, and you will meet it again in chapter 10.
 #
 # You know now which gradients a format would lose, at which scale, in which layer and when. The next chapter keeps them: it trains in FP16 and finds the scale while it goes.
 
