@@ -37,6 +37,7 @@ try:
         underflow_fraction,
         update_ratio,
     )
+    from lowprec_lab.races import race
     from lowprec_lab.reading import installed_lines
     from lowprec_lab.recordings import Recording, packed
     from lowprec_lab.rounding import round_to
@@ -775,6 +776,23 @@ print(
 )
 
 # %% [markdown]
+# And what does looking cost? A race over 400,000 numbers: your instruments, and what many tools draw instead of it, torch's own histogram of logarithms.
+
+# %%
+numbers = torch.randn(400_000, generator=torch.Generator().manual_seed(5))
+race(
+    {
+        "exponent_histogram": lambda: exponent_histogram(numbers),
+        "torch.histc of log2": lambda: torch.histc(numbers.abs().log2(), bins=277, min=-149, max=128),
+        "underflow_fraction": lambda: underflow_fraction(numbers, E4M3),
+        "tensor_report": lambda: tensor_report(numbers),
+    },
+    rounds=5,
+).plot(to="torch.histc of log2")
+
+# %% [markdown]
+# Each of these is several passes over the tensor: nothing for a look at every tenth step, a lot for every tensor of every step. Tools that are always on keep one number for each tensor, its largest magnitude, and you will meet it again in chapter 10.
+#
 # You know now which gradients a format would lose, at which scale, in which layer and when. The next chapter keeps them: it trains in FP16 and finds the scale while it goes.
 
 # %%

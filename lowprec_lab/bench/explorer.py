@@ -9,19 +9,36 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable
 
 from lowprec_lab.bench.chromium import chromium, show_widget
 
 CLICKS = 40
 
-# What is shown, by (class, arguments), and what is done to it: the selector of what is clicked, or "drag".
-CASES: dict[str, tuple[str, tuple, str]] = {
+
+def _recorded() -> tuple:
+    """A recording of 21 layers and 31 steps, as the page of chapter 05 makes it."""
+    from lowprec_lab.recordings import Recording
+
+    recording = Recording()
+    for step in range(31):
+        layers = {
+            f"layer {k}": {"first": -30 + k - step // 3, "counts": [1 + k, 500, 3000, 900, 20] * 8} for k in range(21)
+        }
+        recording.write({"step": 10 * step, "activations": layers, "gradients": layers})
+    return (recording, "gradients", "underflow")
+
+
+# What is shown, by (class, arguments or a function that makes them), and what is done to it: the selector of what is
+# clicked, or "drag".
+CASES: dict[str, tuple[str, tuple | Callable[[], tuple], str]] = {
     "E4M3": ("BitExplorer", (["float8_e4m3fn"],), ".lplab-bit"),
     "BF16": ("BitExplorer", (["bfloat16"],), ".lplab-bit"),
     "three side by side": ("BitExplorer", (["float8_e4m3fn", "float8_e5m2", "bfloat16"],), ".lplab-bit"),
     "rounding, E4M3": ("RoundingExplorer", ("float8_e4m3fn", 0.1), "drag"),
     "rounding, BF16": ("RoundingExplorer", ("bfloat16", 0.1), "drag"),
     "a running total": ("AccumulatorExplorer", ("bfloat16",), "[aria-label='one addition']"),
+    "a heat map": ("ExponentHeatmap", _recorded, ".lpheat-map"),
 }
 
 _MEASURE = """kind => {
@@ -52,7 +69,7 @@ def measure(browser: object, name: str, progress: bool = False) -> dict:
         print(f"click to paint: {name}", file=sys.stderr)
     kind, arguments, target = CASES[name]
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    show_widget(page, getattr(explorers, kind)(*arguments))
+    show_widget(page, getattr(explorers, kind)(*(arguments() if callable(arguments) else arguments)))
     times = drag_to_paint(page) if target == "drag" else click_to_paint(page, target)
     page.close()
     return {"median_ms": statistics.median(times), "worst_ms": max(times), "clicks": len(times)}
