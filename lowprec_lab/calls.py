@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lowprec_lab.formats import Format
 
+TOO_MUCH_MEMORY = "It needs more memory than a check may take."
 _MESSAGE_LIMIT = 200
 # By the size of an element in bytes: the whole-number dtype that shows its bits.
 BIT_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -34,7 +35,7 @@ _LIBRARIES = (
 class AnswerFailed(Exception):
     """An answer raised, ran too long, changed its input or gave back something that is not data.
 
-    kind: "exception", "timeout", "mutated" or "type". where: the learner's own line, or "".
+    kind: "exception", "timeout", "memory", "mutated" or "type". where: the learner's own line, or "".
     """
 
     def __init__(self, kind: str, sentence: str, where: str = "") -> None:
@@ -91,9 +92,10 @@ def _call(function: Callable, args: tuple, kwargs: dict) -> object:
     except RecursionError as error:
         raise AnswerFailed("exception", "It calls itself for ever (RecursionError).", own_line(error)) from None
     except MemoryError as error:
-        raise AnswerFailed("exception", "It needs more memory than a check may take.", own_line(error)) from None
+        raise AnswerFailed("memory", TOO_MUCH_MEMORY, own_line(error)) from None
     except (Exception, SystemExit) as error:
-        raise AnswerFailed("exception", _said(error), own_line(error)) from None
+        said = _said(error)
+        raise AnswerFailed("memory" if said == TOO_MUCH_MEMORY else "exception", said, own_line(error)) from None
     if not same_data(kept, handed):
         sentence = "It changes its input in place: look at the input after a call. Work on a new tensor instead."
         raise AnswerFailed("mutated", sentence)
@@ -106,7 +108,7 @@ def _said(error: BaseException) -> str:
     except Exception:  # a class of the answer's own, whose text cannot be had
         text = ""
     if "can't allocate memory" in text:
-        return "It needs more memory than a check may take."
+        return TOO_MUCH_MEMORY
     shown = text if len(text) <= _MESSAGE_LIMIT else text[: _MESSAGE_LIMIT - 1] + "…"
     return f"It raised {type(error).__name__}: {shown}" if shown else f"It raised {type(error).__name__}"
 

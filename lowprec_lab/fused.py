@@ -13,7 +13,6 @@ References: Goldberg, What every computer scientist should know about floating-p
 
 from __future__ import annotations
 
-import builtins
 import itertools
 import math
 import sysconfig
@@ -425,46 +424,6 @@ def compile_elementwise(function: Callable, dtype: torch.dtype, what: str, into:
 
     run.is_compiled = lambda: state["compiled"] is not None
     return run
-
-
-_CONSTANTS = ("max_finite", "min_normal", "min_subnormal", "machine_epsilon")
-
-
-def with_constants(function: Callable, fmt: Format) -> Callable:
-    """`function` with its own names for `max_finite(fmt)` and the like bound to the numbers: no compiler needs to look
-    into the code that works them out, which may not be made of operations on tensors."""
-    from lowprec_lab import blanks
-
-    name = getattr(function, "__lowprec_blank__", None)
-    if name is not None and hasattr(function, "__wrapped__"):  # a dispatcher: what it stands for now
-        function = blanks.current(name)
-    if not isinstance(function, types.FunctionType):
-        return function
-    return _bound(function, fmt, {})
-
-
-def _bound(function: types.FunctionType, fmt: Format, done: dict) -> types.FunctionType:
-    if function in done:
-        return done[function]
-    names = dict(function.__globals__)
-    names.pop("__name__", None)  # else Dynamo looks names up in the module of this name, and not here
-    names.setdefault("__builtins__", builtins)
-    done[function] = copy = types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    for name in function.__code__.co_names:
-        value = names.get(name)
-        if name in _CONSTANTS and callable(value):
-            names[name] = _constant(value, fmt)
-        elif isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
-            names[name] = _bound(value, fmt, done)
-    return copy
-
-
-def _constant(ask: Callable, fmt: Format) -> Callable:
-    number = ask(fmt)
-    return lambda _fmt: number
 
 
 def first_line(error: Exception) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import _thread
 import contextlib
 import io
+import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+
+# A body gets its processor time within so many times its seconds; one that uses less than this share only waits.
+_LONGEST = 6.0
+_WAITING = 0.1
 
 
 class TookTooLongError(Exception):
@@ -33,8 +38,10 @@ def quiet() -> Iterator[io.StringIO]:
 def time_limit(seconds: float) -> Iterator[None]:
     """Stop the body after `seconds` with TookTooLongError, on every platform, when in the main thread.
 
-    The interrupt is the one that Ctrl-C sends, so it ends Python code between two bytecodes; it is sent again every
-    second in case the body swallows it. In another thread nothing can interrupt the body and it runs unlimited.
+    The interrupt is the one that Ctrl-C sends, so it ends Python code between two bytecodes, and waiting too (not on
+    Windows); it is sent again every second in case the body swallows it. In another thread nothing can interrupt the
+    body and it runs unlimited. Where the machine is busy with something else, a body that computes gets its `seconds`
+    of processor time, within limits.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,10 +49,13 @@ def time_limit(seconds: float) -> Iterator[None]:
     done, fired = threading.Event(), threading.Event()
 
     def watch() -> None:
-        wait = seconds
+        began, busy, wait = time.monotonic(), time.process_time(), seconds
         while not done.wait(wait):
+            wait = 0.0 if fired.is_set() else _still_due(seconds, time.monotonic() - began, time.process_time() - busy)
+            if wait > 0:
+                continue
             fired.set()
-            _thread.interrupt_main()
+            _interrupt_main_thread()
             wait = 1.0
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -65,6 +75,20 @@ def time_limit(seconds: float) -> Iterator[None]:
             with contextlib.suppress(KeyboardInterrupt):  # the one that is still on its way
                 time.sleep(0.05)
         raise TookTooLongError(f"was stopped after {seconds:g} s")
+
+
+def _interrupt_main_thread() -> None:
+    if callable(signal.getsignal(signal.SIGINT)) and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # a real signal ends time.sleep as well
+    else:
+        _thread.interrupt_main()
+
+
+def _still_due(seconds: float, took: float, used: float) -> float:
+    """How much longer a body may run that `took` so long and `used` so much of the processor: none if it only waits."""
+    if took >= _LONGEST * seconds or used < _WAITING * took:
+        return 0.0
+    return max(0.0, seconds - used)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,10 @@ class Race:
     seconds: dict[str, list[float]]
     left_out: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        lines = [f"{statistics.median(runs) * 1e3:10.2f} ms  {name}" for name, runs in self.seconds.items()]
+        return "\n".join(["median of each; draw them with .plot(to=...)", *lines])
+
     def ratios(self, to: str) -> dict[str, float]:
         """The median time of each runner, relative to that of `to`."""
         base = statistics.median(self.seconds[to])

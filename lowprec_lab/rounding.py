@@ -13,7 +13,7 @@ What holds for every function here that takes a format:
   number: it becomes the largest finite value. Infinity itself always follows the policy.
 - NaN stays NaN. The sign of zero stays, where the format has a -0 (fnuz and unsigned formats have none).
 - A format without a zero (`fmt.subnormals` is False) gives its smallest value for what is below it, with the sign. A
-  format without a sign gives NaN for numbers below zero; -0.0 counts as zero.
+  format without a sign gives NaN for numbers below zero; -0.0 counts as zero and becomes 0.0.
 - ValueError for an unknown mode or overflow policy, and for "to_special" on a format without special values.
 """
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lowprec_lab.blanks import blank
 from lowprec_lab.formats import Format
+from lowprec_lab.tracing import with_constants
 
 MODES = ("nearest_even", "nearest_away", "toward_zero", "up", "down")
 OVERFLOWS = ("saturate", "to_special")
@@ -33,7 +34,7 @@ OVERFLOWS = ("saturate", "to_special")
 
 @blank(exercise="2.1", points=1, minutes=10)
 def truncate_to_bfloat16(x: Tensor) -> Tensor:
-    """Cut float32 down to bfloat16: keep the upper 16 bits, drop the lower ones, with integer operations only.
+    """Cut float32 down to bfloat16: keep the upper 16 bits, drop the lower ones.
 
     x: float32, any shape. Returns: bfloat16, same shape.
     Values move towards zero. NaN stays NaN, also one whose payload is all in the lower half; infinity stays infinity.
@@ -42,7 +43,7 @@ def truncate_to_bfloat16(x: Tensor) -> Tensor:
 
 @blank(exercise="2.2", points=2, minutes=20)
 def round_to_bfloat16(x: Tensor) -> Tensor:
-    """Round float32 to the nearest bfloat16, ties to even, with integer operations only.
+    """Round float32 to the nearest bfloat16, ties to even.
 
     x: float32, any shape. Returns: bfloat16, same shape.
     NaN stays NaN; infinity stays infinity; finite values above the largest bfloat16 by half a step or more become
@@ -116,13 +117,15 @@ def traced(function: Callable, x: Tensor, fmt: Format) -> Tensor:
     """`function(x, fmt)` after torch.compile has followed it as one graph. RuntimeError, with the reason, if it cannot.
 
     Nothing is generated: the graph is run as it is, so this says that a compiler can take it whole, and not how fast.
+    As in `compiled`, blanks that give a number for the format are asked before.
     """
     import torch._dynamo as dynamo
 
     function(x, fmt)  # what it calls is loaded before anything is followed
+    whole = with_constants(function, fmt)
     dynamo.reset()
     try:
-        return torch.compile(function, backend="eager", fullgraph=True, dynamic=False)(x, fmt)
+        return torch.compile(whole, backend="eager", fullgraph=True, dynamic=False)(x, fmt)
     except dynamo.exc.TorchDynamoException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise RuntimeError(f"torch.compile cannot make one graph of it: {reason}") from None
@@ -146,6 +149,6 @@ def compiled(function: Callable, fmt: Format) -> Callable:
     """
     from lowprec_lab import fused
 
-    whole = fused.with_constants(function, fmt)
+    whole = with_constants(function, fmt)
     name = getattr(function, "__name__", "the function")
     return fused.compile_elementwise(lambda x, out: whole(x, fmt, out), torch.float32, f"{name} for {fmt.name}", True)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from lowprec_lab.data import Corpus, load_corpus
 from lowprec_lab.files import write_whole
 from lowprec_lab.runs import Run, RunError, run_folder
-from lowprec_lab.settings import IDENTITY, Settings, changed, settings
+from lowprec_lab.settings import IDENTITY, Settings, SettingsError, changed, settings
 from lowprec_lab.trainer import Trainer, TrainingError, deterministic
 
 _SIGNALS = {"SIGINT": 130, "SIGTERM": 143}
@@ -64,7 +64,8 @@ class Result:
     def text(self) -> str:
         """The result in words."""
         last = self.records[-1]["step"] if self.records else 0
-        lines = [] if self.val_loss is None else [f"Validation loss {self.val_loss:.4f}."]
+        seen = [(each["val_loss"], each["step"]) for each in self.records if "val_loss" in each]
+        lines = [f"Validation loss {loss:.4f}, at step {step}." for loss, step in seen[-1:]]
         if last < self.trainer.settings.steps:
             lines.append(f"Stopped after step {last}, with a checkpoint. Go on with the same command and --resume.")
         return "\n".join([*lines, *([f"\n{self.sample}"] if self.sample else [])])
@@ -96,8 +97,10 @@ def train(
     Raises RunError for a folder that cannot be used, WorkspaceError when it cannot be written (a full disk), and
     TrainingError when the loss is not finite; the newest checkpoint is then from before.
     """
+    if stop_at is not None and stop_at < 1:
+        raise SettingsError(f"stop_at is a step from 1 on, not {stop_at}")
     run = Run(run_folder(name or f"{told.preset}-{told.precision}"))
-    with _processes(told) as rank, _threads(told), deterministic(), _Stop(say) as stop:
+    with _processes(told) as rank, _threads(told), deterministic(), _Stop() as stop:
         say = say if rank == 0 else _silent
         state = _start(run, told, resume, overwrite, say)
         trainer = Trainer(told, corpus if corpus is not None else load_corpus(say), say)
@@ -197,7 +200,7 @@ def _require_same_text(state: dict, trainer: Trainer) -> None:
 
 
 def _what(told: Settings, trainer: Trainer, run: Run) -> str:
-    kind = f"{told.preset} ({trainer.model.size():,} numbers) in {told.precision} on {trainer.device}"
+    kind = f"{told.preset} ({trainer.model.size():,} parameters) in {told.precision} on {trainer.device}"
     world = f", {trainer.world} processes" if trainer.world > 1 else ""
     return f"Training {kind}{world}, {torch.get_num_threads()} threads. The run is in {run.folder}."
 
@@ -301,8 +304,8 @@ class _Stop:
     status: 0, or the exit status of a process that the signal ends. agreed: all processes know.
     """
 
-    def __init__(self, say) -> None:
-        self.status, self.agreed, self._say, self._before = 0, False, say, {}
+    def __init__(self) -> None:
+        self.status, self.agreed, self._before = 0, False, {}
 
     def __enter__(self) -> _Stop:
         if threading.current_thread() is threading.main_thread():

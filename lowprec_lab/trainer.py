@@ -56,6 +56,7 @@ class Trainer:
         if self.precision.note:
             say(self.precision.note)
         self.scaler = loss_scaler(settings.scale_setting, say)
+        self._skips = getattr(self.scaler, "checks", True)
         torch.manual_seed(settings.seed)
         self.model = GPT(config_of(settings, len(corpus.vocabulary))).to(self.device)
         self.precision.convert(self.model)
@@ -90,33 +91,12 @@ class Trainer:
             raise TrainingError(
                 f"step {step}: the loss is {loss}. {self._first_not_finite(step)} {self._last_bad}".strip()
             )
-        gradients = [parameter.grad for parameter in self._parameters]
-        if scale != 1:
-            torch._foreach_mul_(gradients, 1 / scale)
-        total = nn.utils.get_total_norm(gradients)
-        norm = float(total)
-        bad = None if math.isfinite(norm) else self._bad_gradient()
-        if bad:
-            self._last_bad = f"The gradient of {bad} was not finite at step {step}."
-        skipped = bad is not None and getattr(self.scaler, "checks", True)
-        if self.settings.clip and not skipped:
-            nn.utils.clip_grads_with_norm_(self._parameters, self.settings.clip, total)
-        if not skipped:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.update(bad is not None)
-        self.precision.after_step()
+        norm, found = self._finish(step, scale)
         self.step = step
-        shown = norm if math.isfinite(norm) else None
         return {
-            "step": step,
-            "loss": loss,
-            "lr": lr,
-            "grad_norm": shown,
-            "scale": scale,
-            "skipped": skipped,
-            "stop": stop,
-        }
+            "step": step, "loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None, "scale": scale,
+            "skipped": found and self._skips, "stop": stop,
+        }  # fmt: skip
 
     def batch(self, step: int, part: int = 0) -> tuple[Tensor, Tensor]:
         """(x, y), int64 (batch, context): this process's batch number `part` of a step."""
@@ -128,16 +108,17 @@ class Trainer:
         """The validation loss: the mean over `eval_batches` batches, the same ones every time."""
         s = self.settings
         self.model.eval()
-        losses = []
+        total = 0.0
         for which in range(self.rank, s.eval_batches, self.world):
             x, y = self.corpus.even_batch("validation", which, s.eval_batches, s.batch, s.context, self.device)
             with self.precision.context():
-                losses.append(self.model(x, y)[1].double())
+                total += float(self.model(x, y)[1])
         self.model.train()
-        total = sum(losses, torch.zeros((), dtype=torch.float64, device=self.device))
         if self.world > 1:
-            dist.all_reduce(total)
-        return float(total) / s.eval_batches
+            everybodys = torch.tensor(total, dtype=torch.float64, device=self.device)
+            dist.all_reduce(everybodys)
+            total = float(everybodys)
+        return total / s.eval_batches
 
     def sample(self, count: int, start: str | None = None, temperature: float = 0.8) -> str:
         """`count` characters that the model writes after `start` (its first character, where it is omitted)."""
@@ -195,6 +176,24 @@ class Trainer:
     def _synchronised(self, wanted: bool):
         """Several processes average their gradients, once for each step."""
         return contextlib.nullcontext() if wanted or self.world == 1 else self._forward.no_sync()
+
+    def _finish(self, step: int, scale: float) -> tuple[float, bool]:
+        """Unscale the gradients, look at them, clip and use or skip them: (their norm, whether one is not finite)."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        if scale != 1:
+            torch._foreach_mul_(gradients, 1 / scale)
+        norm = nn.utils.get_total_norm(gradients)
+        bad = None if math.isfinite(norm) else self._bad_gradient()
+        if bad:
+            self._last_bad = f"The gradient of {bad} was not finite at step {step}."
+        if not (bad and self._skips):
+            if self.settings.clip:
+                nn.utils.clip_grads_with_norm_(self._parameters, self.settings.clip, norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.update(bad is not None)
+        self.precision.after_step()
+        return float(norm), bad is not None
 
     def _bad_gradient(self) -> str | None:
         """The gradient that is not finite and was worked out first: backward goes from the last layer to the first.

@@ -4,8 +4,8 @@
 # **Takes** 4 to 5 hours. **Needs** [chapter 01](01_bit_layouts.ipynb): formats, codes, `decode`, `ulp`. **Gives** you a rounder for any format that is right on
 # every float32 there is, in five modes, and one that runs at the speed of a memory copy.
 #
-# Put 0.1 into an E4M3 tensor and read it back: 0.1015625. E4M3 has a value just below 0.1 (0.09375) and one just above, and something chose the upper one. Put 464 in: some
-# libraries give 448, one gives NaN, another gives 480, which is not even a value of the format. Who is right?
+# Put 0.1 into an E4M3 tensor and read it back: 0.1015625. E4M3 has a value just below 0.1 (0.09375) and one just above, and something chose the upper one. Put 465 in: torch 2.13
+# gives 448, ml_dtypes gives NaN, and one library was seen to make 480 of 464, which is not even a value of the format. Who is right?
 
 # %% tags=["setup"]
 try:
@@ -77,7 +77,7 @@ RoundingExplorer(fmt=E4M3, value=0.1)
 #
 # | mode | chooses |
 # |---|---|
-# | `nearest_even` | the nearer one; a tie goes to the one whose last bit is 0. This is what hardware does unless told otherwise |
+# | `nearest_even` | the nearer one; a tie goes to the one whose last mantissa bit is 0, and in a format without mantissa bits to the larger magnitude. This is what hardware does unless told otherwise |
 # | `nearest_away` | the nearer one; a tie goes away from zero |
 # | `toward_zero` | the one nearer to zero: what cutting off bits does |
 # | `up`, `down` | the one above, the one below |
@@ -101,7 +101,7 @@ RoundingExplorer(fmt=E4M3, value=0.1)
 # |---|---|
 # | in | `x`: float32 tensor of any shape |
 # | out | bfloat16 tensor of that shape |
-# | mind | integer operations only; NaN stays NaN |
+# | mind | NaN stays NaN. It can be done with integer operations alone; whether it was is not judged |
 #
 # By hand:
 #
@@ -145,7 +145,7 @@ check(truncate_to_bfloat16)
 # |---|---|
 # | in | `x`: float32 tensor of any shape |
 # | out | bfloat16 tensor of that shape |
-# | mind | integer operations only; NaN stays NaN (adding could carry it into the sign); above the largest value comes infinity, by the same carry |
+# | mind | NaN stays NaN (adding could carry it into the sign); above the largest value comes infinity, by the same carry |
 #
 # <details><summary>A nudge</summary>What would you have to add so that a tie carries only when the kept bit is 1?</details>
 # <details><summary>An approach</summary>Add <code>0x7FFF</code> and the kept bit, then cut. Treat NaN apart, as in 2.1.</details>
@@ -167,17 +167,17 @@ def round_to_bfloat16(x):
 check(round_to_bfloat16)
 
 # %% [markdown]
-# **Predict first:** a thousand numbers are summed in float64; before that each is truncated, or rounded, to BF16. By how much is the sum off? By half a step? By a thousand of them?
+# **Predict first:** a thousand numbers are summed in float64; before that each is truncated, or rounded, to BF16. By how much is the sum off? By half a step? By a thousand of them? (The cell does it two hundred times, with other numbers each time.)
 
 # %%
 generator = torch.Generator().manual_seed(2)
-numbers = torch.rand(1000, generator=generator) + 1  # from 1 to 2, where a step of BF16 is 2^-7
+numbers = torch.rand(200, 1000, generator=generator) + 1  # from 1 to 2, where a step of BF16 is 2^-7
 for name, function in (("truncated", truncate_to_bfloat16), ("rounded", round_to_bfloat16)):
-    error = function(numbers).double().sum() - numbers.double().sum()
-    print(f"{name:10} the sum is off by {float(error) / 2**-7:8.1f} steps")
+    steps = (function(numbers).double() - numbers.double()).sum(1) / 2**-7
+    print(f"{name:10} the sum is off by {float(steps.mean()):7.1f} steps, give or take {float(steps.std()):.1f}")
 
 # %% [markdown]
-# Errors of rounding have both signs and mostly cancel. Errors of truncation all point the same way and add up, half a step each. A mode is not a detail.
+# Errors of rounding have both signs and mostly cancel: a thousand of them, each up to half a step, come to about 9 steps, to either side (0.29 times the root of 1000). Errors of truncation all point the same way and add up, half a step each. A mode is not a detail.
 #
 # ---
 # ## Any format, any mode
@@ -196,8 +196,8 @@ for name, function in (("truncated", truncate_to_bfloat16), ("rounded", round_to
 # 1. **Round first**, as if the largest binade went on. Only what then lies above the largest finite value has overflowed. So 464, a tie between 448 and what would be 480, does not overflow E4M3; 464.00003 does.
 # 2. **Overflow**: `saturate` gives the largest value with the sign, for infinity too. `to_special` gives infinity where the format has one, else NaN. Rounding towards zero never overflows a finite number: 1e6 becomes 448.
 #    The same goes for `up` on negative and `down` on positive numbers.
-# 3. NaN stays NaN. -0.0 stays -0.0 (in fnuz formats, which have no -0, it becomes 0.0).
-# 4. A format without zero (E8M0) gives its smallest value for anything smaller. A format without sign gives NaN for numbers below zero.
+# 3. NaN stays NaN. -0.0 stays -0.0, and so does what rounds to zero from below (in fnuz formats and in formats without sign, which have no -0, it is 0.0).
+# 4. A format without zero (E8M0, or one of your own with `subnormals=False`) gives its smallest value for anything smaller, with the sign of x. A format without sign gives NaN for numbers below zero.
 # 5. A mode or policy that does not exist is a `ValueError`, and so is `to_special` on a format that has no special value. Say in the message what was expected.
 #
 # By hand, E4M3:
@@ -259,22 +259,33 @@ def round_to(x, fmt, mode="nearest_even", overflow="saturate"):
 check(round_to)
 
 # %% [markdown]
-# **Predict first:** the mean of many numbers between 0.9 and 1.1, each rounded to E4M3. Which modes get the mean right? Which ones are off, and by how much of a step? (Between 1 and 2 a step is 0.125, below 1 it is half of that.)
+# **Predict first:** the mean of many numbers between 0.9 and 1.1, each rounded to E4M3. Which modes get the mean right? Which ones are off, and by how many steps of 0.125? (Below 1 a step is half of that.)
 
 # %%
 numbers = 0.9 + 0.2 * torch.rand(100_000, generator=torch.Generator().manual_seed(3))
 for mode in MODES:
     drift = round_to(numbers, E4M3, mode).double().mean() - numbers.double().mean()
-    print(f"{mode:13} the mean is off by {float(drift):+.4f}")
+    print(f"{mode:13} the mean is off by {float(drift) / 0.125:+.3f} steps")
 
 # %% [markdown]
-# **The same inputs in the libraries that are installed here.** Every row is a case that somebody got wrong in public.
+# **The same inputs in the libraries that are installed here.** The columns after "right" were computed just now.
 
 # %%
 casts([464.0, 464.00003, 1e6, math.inf, math.nan, -0.0, 2**-10, 1.0625, 1.8131605, 4.25, 0.000538887, 1.0625001], E4M3)
 
 # %% [markdown]
-# Where two libraries differ, ask what their *policy* is. torch 2.13 saturates E4M3 and sends E5M2 to infinity; earlier versions gave NaN for both kinds of E4M3 overflow. You cannot see that in the code that calls the cast. That is why your function
+# Somebody got each of these rows wrong in public:
+#
+# | input | what was reported | what it is |
+# |---|---|---|
+# | 464 and NaN | [QPyTorch](https://github.com/Tiiiger/QPyTorch) makes 480 of both | 480 is NaN's place in E4M3: no policy gives it |
+# | 464.00003, 1e6, inf | torch 2.11 gave NaN, torch 2.13 gives 448 | two policies, one library |
+# | 1.8131605 | 1.75, [onnxruntime#16938](https://github.com/microsoft/onnxruntime/issues/16938) | 1.875 is nearer |
+# | 4.25 | "should be 4.5", [ml_dtypes#221](https://github.com/jax-ml/ml_dtypes/issues/221) | a tie: 4 is the even one |
+# | 0.000538887 | 0.0039, [openvino#30057](https://github.com/openvinotoolkit/openvino/pull/30057) | below half of the smallest value: 0 |
+# | 1.0625001 | 1.0, [triton#11753](https://github.com/triton-lang/triton/pull/11753) | just above a tie; it was rounded twice. Exercise 2.6 is about this |
+#
+# So who is right about 465? Both: 448 under one policy, NaN under the other. Where two libraries differ, ask what their *policy* is. torch 2.13 saturates E4M3 and sends E5M2 to infinity. You cannot see that in the code that calls the cast. That is why your function
 # has two more arguments.
 #
 # ### Exercise 2.4 · `encode` · 30 min · medium · 3 points
@@ -291,7 +302,7 @@ casts([464.0, 464.00003, 1e6, math.inf, math.nan, -0.0, 2**-10, 1.0625, 1.813160
 #
 # <details><summary>A nudge</summary>For positive numbers the codes run in the order of the values, without a gap. Within a binade, what is code minus steps?</details>
 # <details><summary>An approach</summary>Round first. Take the exponent e of the rounded magnitude, no smaller than that of the smallest normal value. Its exponent field is e + bias, and steps = magnitude / 2^(e - m) is a whole number from 2^m to 2^(m + 1) - 1, or less
-# for subnormals. Both cases are one formula: (e + bias) * 2^m + steps - 2^m. Then the sign, then infinity and NaN.</details>
+# for subnormals. Both cases are one formula: (e + bias) * 2^m + steps - 2^m. (<code>torch.frexp</code> gives a fraction below 1, so its exponent is one too large; the limit from below takes care of 0.) Then the sign, then infinity and NaN.</details>
 
 
 # %%
@@ -327,17 +338,17 @@ check(encode)
 # A weight of 1.0 in BF16 and an update of 0.001: to nearest, the sum is 1.0, today and after a thousand updates. If instead the sum goes up in one case out of eight, because 0.001 is about an eighth of a step, then a thousand updates arrive *on average*. That is
 # stochastic rounding: up with a probability equal to how far up you already are.
 #
-# The noise is an argument. So your function has no state, and it can be checked exactly: over all possible noises the mean is x.
+# The noise is an argument. So your function has no state, and it can be checked exactly: over all 2^23 noises the mean is x, to the last bit, wherever x is a multiple of 2^-23 steps.
 #
 # | | |
 # |---|---|
 # | in | `x`: float32 tensor; `fmt`; `noise`: float32 tensor of the same shape, multiples of 2^-23 in [0, 1); `overflow` |
 # | out | float32 tensor: with neighbours lo <= abs(x) < hi, hi exactly when noise < (abs(x) - lo) / (hi - lo), else lo; with the sign of x |
-# | mind | values of the format never move; subnormals are as fair as all others; overflow is decided last |
+# | mind | values of the format never move; subnormals are as fair as all others; overflow is decided last; the edges and the errors are those of 2.3 |
 #
 # By hand, E4M3, x = 1.03125: lo is 1, hi is 1.125, and x is a quarter of the way. Noise 0.24 gives 1.125, noise 0.25 gives 1.0.
 #
-# There are two ways to use the noise, and both are fair: compare it with the fraction, or add it and cut. They disagree for half of all noises, so the contract fixes the first. Adding has a trap as well: in float32, 15 + (1 - 2^-24) is 16.
+# There are two ways to use the noise, and both are fair: compare it with the fraction, or add it and cut. They choose differently for many noises (for half of them in this example), so the contract fixes the first. Adding has a trap as well: in float32, 15 + (1 - 2^-23) is 16.
 #
 # <details><summary>A nudge</summary>In steps again: the floor, and what is left over. What is compared with what?</details>
 # <details><summary>An approach</summary>As <code>round_to</code> with the mode replaced by <code>rest > noise</code>, in float64, where nothing is lost. The edges are the same. If you moved them into a helper, both functions can use it.</details>
@@ -427,7 +438,7 @@ for via in (BF16, FP16):
 # ### Exercise 2.7 · `fast_round_to` · 40 min · hard · 3 points
 #
 # `round_to` is right, and slow: it walks through memory some thirty times. A rounder that sits in every layer of a training run has to read each number once and write it once. `torch.compile` can fuse a chain of element-wise operations into one such pass, if you give it nothing that stops it: no Python branch on a value,
-# no selection by a mask, and no pair of casts to 16 bits and back, which it would delete.
+# no selection by a mask (`x[mask]`, whose size depends on values), and no pair of casts to 16 bits and back, which it would delete.
 #
 # So work on the bits, as in 2.2: half a step less one, plus the kept bit, then cut; this time 23 - m bits of a float32 instead of 16. For subnormals the step is a fixed one, and there is a famous trick: add a large power of two whose last bit is worth exactly one step, and subtract it again. The addition rounds for you, to nearest, ties to even.
 #
@@ -435,7 +446,7 @@ for via in (BF16, FP16):
 # |---|---|
 # | in | `x`: float32 tensor; `fmt`: with a sign, a zero, 2 to 8 exponent bits, at most 22 mantissa bits and a bias from -100 to 127; `out`: a float32 tensor to write into, or None |
 # | out | `out`, or a new float32 tensor: bit for bit `round_to(x, fmt)` |
-# | mind | one graph, element-wise; NaN stays NaN; infinity saturates; a tie in a format without mantissa bits goes up (neither neighbour is even) |
+# | mind | one graph, element-wise; NaN stays NaN; infinity saturates; no -0 in fnuz formats; without mantissa bits a tie goes to the larger magnitude, as in 2.3 |
 #
 # By hand, E4M3, x = 0.005: subnormal, 2.56 steps of 2^-9. Between 2^14 and 2^15 the steps of float32 are 2^-9 as well. So 16384 + 0.005 is rounded to 16384.005859375, three steps above 16384; subtract 16384, and 0.005859375 is left, which is what E4M3 makes
 # of 0.005.
@@ -537,9 +548,9 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, tor
 # |---|---|
 # | in | `x`: float32, bfloat16 or float16 tensor; `dtype`: one of the four float8 dtypes |
 # | out | tensor of that dtype and shape |
-# | mind | round *once*: a value between the largest and the tie above it must not be moved before it is rounded; which value do you clamp to? |
+# | mind | NaN stays NaN. Round once, and not by way of another dtype |
 #
-# By hand: 460 in E4M3 is 448 with or without the clamp. 1e6 is 448 only with it.
+# By hand: 60000 in E5M2 is 57344 with or without a clamp, because it is nearer to 57344 than to what would follow. 1e6 is infinity without one.
 #
 # <details><summary>A nudge</summary>Whatever is beyond the largest value becomes the largest value, rounded first or not. So what may you do before the cast?</details>
 # <details><summary>An approach</summary><code>torch.finfo(dtype).max</code>, <code>clamp</code>, <code>to</code>. What does <code>clamp</code> do to NaN? Try it.</details>

@@ -6,6 +6,7 @@
 # | term | meaning | taught in |
 # |---|---|---|
 # | **accumulator** | the number that a sum is collected in; its format decides how much of the sum survives | [03](03_accumulation.ipynb) |
+# | **activation** | what comes out of a layer on the way forward | [05](05_instruments.ipynb) |
 # | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
 # | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
@@ -17,6 +18,7 @@
 # | **E4M3, E5M2** | the two 8-bit formats of FP8: 4 exponent and 3 mantissa bits, or 5 and 2. E4M3 without suffix means E4M3FN | [01](01_bit_layouts.ipynb) |
 # | **E8M0** | eight exponent bits and nothing else: a power of two; the scale of block formats | [1.2](01_bit_layouts.ipynb) |
 # | **exponent** | the field that says which power of two a number is multiplied by | [1.2](01_bit_layouts.ipynb) |
+# | **exponent histogram** | how many numbers of a tensor lie in each binade | [5.1](05_instruments.ipynb) |
 # | **field** | a run of bits of a code with one meaning: sign, exponent or mantissa | [1.2](01_bit_layouts.ipynb) |
 # | **finite** | neither infinity nor NaN; also the name of the rule that makes every code of a format a number | [1.4](01_bit_layouts.ipynb) |
 # | **fn** | the rule of E4M3: no infinity; NaN is the code whose exponent and mantissa bits are all set | [1.4](01_bit_layouts.ipynb) |
@@ -24,7 +26,9 @@
 # | **format** | a rule for reading bits as a number; here an object of the class `Format` | [01](01_bit_layouts.ipynb) |
 # | **FP16** (float16, half) | 1 sign, 5 exponent and 10 mantissa bits | [1.3](01_bit_layouts.ipynb) |
 # | **FP8** | any 8-bit floating-point format, usually E4M3 or E5M2 | [01](01_bit_layouts.ipynb) |
+# | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
+# | **hook** | a function that torch calls when a module has computed its output, or when a gradient arrives | [5.7](05_instruments.ipynb) |
 # | **hysteresis** | how many overflows a loss scaler waits for before it lowers the scale | [6.5](06_loss_scaling.ipynb) |
 # | **ieee** | the rule of IEEE 754: an exponent of all ones is infinity or NaN | [1.4](01_bit_layouts.ipynb) |
 # | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
@@ -41,6 +45,7 @@
 # | **noise** | the random number in [0, 1) that decides a stochastic rounding | [2.5](02_rounding.ipynb) |
 # | **normal** | a number with a hidden one | [1.4](01_bit_layouts.ipynb) |
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
+# | **outlier** | a number far larger than the rest of its tensor; one is enough to decide a scale | [05](05_instruments.ipynb) |
 # | **overflow** | a rounded value above the largest finite one; the policy (`saturate` or `to_special`) says what becomes of it | [2.3](02_rounding.ipynb) |
 # | **pairwise sum** | a sum in a tree: neighbours first, then the sums of neighbours | [3.2](03_accumulation.ipynb) |
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
@@ -58,5 +63,7 @@
 # | **toward_zero**, **up**, **down** | the neighbour nearer to zero, above, or below | [02](02_rounding.ipynb) |
 # | **two's complement** | how an int32 stores negative numbers: the topmost bit counts as -2^31 | [1.1](01_bit_layouts.ipynb) |
 # | **ulp** | unit in the last place: the distance between neighbouring values of a format around a number | [1.10](01_bit_layouts.ipynb) |
+# | **underflow** | a number that is not zero is rounded to zero | [5.2](05_instruments.ipynb) |
+# | **update ratio** | the norm of a step over the norm of the weight that it moves | [5.6](05_instruments.ipynb) |
 # | **unscale** | divide the gradients by the loss scale, in float32, before anything looks at them | [6.1](06_loss_scaling.ipynb) |
 # | **verdict** | what `check` says about an answer: bit-exact, close, or wrong | [00](00_start.ipynb) |

@@ -2,6 +2,9 @@
 
 import os
 
+# Tests run in two processes on two cores: more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 
 from lowprec_lab.bench.chromium import find_chromium

@@ -260,7 +260,7 @@ def test_bench_runs_what_its_name_says(capsys, monkeypatch):
 
 def test_each_bench_has_a_sentence_and_an_unknown_one_is_refused():
     assert all(bench.NAMES.values())
-    with pytest.raises(ValueError, match="graders, explorer, red_team, grading, rounding, import"):
+    with pytest.raises(ValueError, match="graders, explorer, red_team, grading, rounding, training, import"):
         bench.run("speed")
 
 
@@ -289,7 +289,7 @@ finally:
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    for command in ("doctor", "open", "check", "reveal", "progress", "build", "bench", "course"):
+    for command in ("doctor", "open", "check", "reveal", "progress", "train", "compare", "build", "bench"):
         assert command in result.stdout
 
 

@@ -1,5 +1,7 @@
 """The graders: every misconception is rejected and named, other right answers pass, and no name is false."""
 
+import typing
+
 import pytest
 import torch
 from misconceptions import NAMES, WRONG, label, verdict_on
@@ -38,6 +40,21 @@ def test_the_reference_passes_whatever_the_seed(name, seed):
     assert verdict.level == "exact"
     assert verdict.points == verdict.max_points
     assert not verdict.misconception
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checks_hand_over_what_the_contract_says(name):
+    """Not a whole number where it says float: an answer may rely on it."""
+    hints = typing.get_type_hints(BLANKS[name].contract)
+
+    def watched(*args, **kwargs):
+        for parameter, value in BLANKS[name].signature.bind(*args, **kwargs).arguments.items():
+            kinds = typing.get_args(hints[parameter]) or (hints[parameter],)
+            assert type(value) in kinds, f"{parameter} is {value!r}"
+        return reference(name)(*args, **kwargs)
+
+    outcomes = run_checks(name, watched)
+    assert not [o.failure.sentence for o in outcomes if o.failure and "AssertionError" in o.failure.sentence]
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: f"{other.exercise}-{other.label}")

@@ -99,7 +99,7 @@ def test_without_any_answer_the_labs_own(no_fp16, monkeypatch):
 
     monkeypatch.setattr(exercises, "supply", nobody)
     made = precision.precision("fp16")
-    assert "the lab's own, until" in made.note
+    assert "the lab's own code, until" in made.note
     assert same(made._round(precision._probes()), half(precision._probes()))
 
 

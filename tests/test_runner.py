@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import nbformat
@@ -462,6 +463,33 @@ def test_what_kills_its_worker_is_named_and_the_others_go_on():
         "raiser": "It could not be judged: ValueError: a .",
     }
     assert {each.verdicts for each in judged.values() if not each.failure} == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_result_that_dies_with_its_worker_is_judged_again():
+    from lowprec_lab.grading import cluster
+
+    def task(answers):
+        if answers == b"kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answers.decode()
+
+    jobs = [cluster.Job(f"s{number}", b"ok") for number in range(3)] + [cluster.Job("killer", b"kill")]
+    with cluster._quiet_logs(), cluster._client(1, None) as client:
+        found = []
+        for judged in cluster.spread(client, task, jobs):
+            found.append((judged.job.student, judged.verdicts))
+            time.sleep(1)  # the next ones are done, and the worker that holds them dies
+    assert sorted(found) == [("killer", ""), ("s0", "ok"), ("s1", "ok"), ("s2", "ok")]
+
+
+def test_a_lost_result_is_no_lost_scheduler():
+    from lowprec_lab.grading import cluster
+
+    lost, job = types.SimpleNamespace(status="lost"), cluster.Job("s", b"")
+    assert "were lost twice" in cluster._judged(job, lost, connected=True).failure
+    with pytest.raises(cluster.CourseError, match="connection to the scheduler was lost"):
+        cluster._judged(job, lost, connected=False)
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_a_run_learns_and_leaves_its_folder(tmp_path):
 def test_what_is_said(capsys):
     go()
     printed = capsys.readouterr().out
-    assert "numbers) in fp32 on cpu, 1 threads. The run is in" in printed
+    assert "parameters) in fp32 on cpu, 1 threads. The run is in" in printed
 
 
 def test_a_step_is_what_it_should_be():
@@ -127,7 +127,7 @@ def test_a_step_is_what_it_should_be():
 
 
 def test_the_learning_rate_rises_and_falls():
-    told = settings("baby", steps=1000, warmup=100)
+    told = settings("baby", steps=1000, warmup=100, lr=1e-3)
     rates = [learning_rate(told, step) for step in range(1, 1001)]
     assert rates[0] == pytest.approx(1e-3 / 101)
     assert max(rates) == rates[100] == pytest.approx(1e-3)
@@ -262,10 +262,10 @@ def test_settings_that_cannot_be(changes, words):
         settings(**changes)
 
 
-def test_presets_are_nanogpts():
+def test_presets_are_nanogpts_but_for_the_learning_rate_of_the_smallest():
     baby, gpt2 = settings("baby"), settings("gpt2")
     assert (baby.steps, baby.lr, baby.min_lr, baby.warmup, baby.beta2, baby.weight_decay, baby.clip) == (
-        2000, 1e-3, 1e-4, 100, 0.99, 0.1, 1.0,
+        2000, 2e-3, 1e-4, 100, 0.99, 0.1, 1.0,
     )  # fmt: skip
     assert (baby.layers, baby.width, baby.context, baby.batch, baby.eval_every, baby.dropout) == (
         4,
@@ -472,6 +472,26 @@ def test_under_grading_the_learners_folder_is_not_touched(monkeypatch, tmp_path)
     assert not (tmp_path / "work").exists()
 
 
+def test_on_a_bare_machine_torch_and_numpy_are_enough(tmp_path):
+    """Training in a Python that lacks everything else (but filelock, which torch itself needs)."""
+    code = """
+import sys
+for name in ("matplotlib", "IPython", "ipywidgets", "anywidget", "pooch", "tqdm", "nbgrader", "torchao"):
+    sys.modules[name] = None
+from lowprec_lab.settings import settings
+from lowprec_lab.train import train
+size = {"layers": 1, "heads": 1, "width": 8, "context": 8, "batch": 2, "eval_batches": 1, "sample": 5}
+for precision in ("fp32", "fp16"):
+    result = train(settings("baby", steps=2, precision=precision, **size))
+print(len(result.records))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=training.environment(tmp_path), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2"
+
+
 # TensorBoard
 
 
@@ -528,6 +548,7 @@ def test_the_command(capsys, monkeypatch, tmp_path):
         (["--loss-scale", "much"], 2, "a loss scale is"),
         (["--name", "a/../", "--device", "toaster"], 1, "no device 'toaster'"),
         (["--name", "a b"], 1, "a run's name"),
+        (["--stop-at", "0"], 2, "stop_at is a step from 1 on"),
         (["--context", "100000"], 1, "too short"),
     ],
 )

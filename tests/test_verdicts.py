@@ -437,3 +437,25 @@ def test_every_check_is_listed_with_what_it_tried():
     assert [line["inputs"] for line in verdict.checks] == [check.inputs for check in CHECKS["decode"]]
     for line in verdict.checks:
         assert f"✓ {line['inputs']}" in verdict.text()
+
+
+def test_what_took_too_much_memory_is_not_offered_to_be_tried():
+    def greedy(x):
+        raise MemoryError
+
+    verdict = judged("sign_bit", greedy)
+    assert "more memory than a check may take" in verdict.text()
+    assert verdict.try_it == ""
+    assert [line["ran"] for line in verdict.checks].count(True) == 1
+
+
+def test_wrong_values_are_told_before_an_error_in_a_later_check():
+    def wrong_and_broken(codes, fmt):
+        if codes.dim() == 2:
+            raise RuntimeError("only vectors")
+        return reference("decode")(codes, fmt) + 1
+
+    verdict = judged("decode", wrong_and_broken)
+    assert verdict.headline.startswith("wrong on")
+    assert verdict.rows
+    assert "In another check: It raised RuntimeError: only vectors" in verdict.sentences

@@ -21,7 +21,7 @@ from lowprec_lab.graders import naming, registry
 from lowprec_lab.graders.case import tokens_of, type_problem
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import MISCONCEPTIONS
-from lowprec_lab.graders.run import run_checks
+from lowprec_lab.graders.run import OUT_OF_LIMITS, run_checks
 from lowprec_lab.graders.verdict import Verdict
 from lowprec_lab.limits import TookTooLongError, quiet, time_limit
 from lowprec_lab.sources import AnswerError, Source, reference, reference_source
@@ -174,7 +174,7 @@ def _runnable(blank: Blank, text: str) -> Callable | None:
     except AnswerError:
         return None
     outcomes = run_checks(blank.name, function, limit_s=_MUTANT_LIMIT_S)
-    slow = any(o.failure is not None and o.failure.kind == "timeout" for o in outcomes)
+    slow = any(o.failure is not None and o.failure.kind in OUT_OF_LIMITS for o in outcomes)
     return function if not slow and any(o.records for o in outcomes) else None
 
 

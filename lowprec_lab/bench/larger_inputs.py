@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab import loss_scaling
+from lowprec_lab import instruments, loss_scaling
 from lowprec_lab.formats import BF16, E4M3, E5M2, FORMATS, FP16, Format
 
 RANDOM_FORMATS = 300
@@ -340,6 +340,75 @@ def _cast_calls() -> list[tuple]:
     return calls + [(x, dtype) for dtype in _SMALL for x in shapes_of(float32_values()[:1000])]
 
 
+def _histogram_calls() -> list[tuple]:
+    codes = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    return [(x,) for x in (*shapes_of(float32_values()), codes.view(torch.bfloat16), codes.view(torch.float16))]
+
+
+def _share_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 5), []
+    for fmt in all_formats():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            scale = float(np.float32(2.0 ** rng.uniform(-20, 20)))
+            x = _values_for(fmt, 300)
+            found.append(((x.double() / scale).float().to(dtype), fmt, scale))
+            found.append((x.to(dtype), fmt))
+    return [*found, (torch.ones(2), E4M3, 0.0), (torch.ones(2), E4M3, -1.0), (torch.ones(2), E4M3, float("inf"))]
+
+
+def _report_calls() -> list[tuple]:
+    return [*_histogram_calls(), *((x.double() * 1e-60,) for x in shapes_of(float32_values()[:1000]))]
+
+
+def _gradient_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 6), [(), (None,), (torch.zeros(3), None)]
+    for number in range(200):
+        size = 2.0 ** rng.uniform(-60, 60) if number % 2 else 1.0
+        parts = [_numbers((int(rng.integers(0, 40)),), 10 * number + part) * size for part in range(number % 5)]
+        found.append(tuple(None if rng.random() < 0.2 else part for part in parts))
+    return found
+
+
+def _step_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 7), [(torch.zeros(3), torch.zeros(3)), (torch.zeros(3), torch.ones(3))]
+    for number in range(200):
+        before = _numbers((int(rng.integers(1, 60)),), number) * 2.0 ** rng.uniform(-60, 60)
+        after = before * (1 + 2.0 ** rng.uniform(-12, 3) * _numbers(before.shape, number + 1000))
+        dtype = (torch.float32, torch.bfloat16, torch.float32)[number % 3]
+        found.append((before.to(dtype), after.to(dtype)))
+    return found
+
+
+def _tap_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 8), []
+    for number in range(60):
+        rows, width, hidden, out = (int(size) for size in rng.integers(1, 6, 4))
+        shapes = ((rows, width), (hidden, width), (out, hidden))
+        parts = [torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)) for shape in shapes]
+        found.append((*parts, 1 + number % 4, ("train", "largest", "no_grad", "error")[number // 4 % 4]))
+    return found
+
+
+def _length_calls() -> list[tuple]:
+    rng, found = np.random.default_rng(_SEED + 9), []
+    for n in (1, 2, 4, 5, 16, 20):
+        filled = 1 if n < 4 else 4
+        rows = np.zeros((500, n), dtype=np.float32)
+        rows[:, :filled] = np.ldexp(rng.choice([-1.0, 1.0], (500, filled)), rng.integers(-20, 20, (500, 1)))
+        rows[rng.random(500) < 0.3] = 0
+        found.append((torch.from_numpy(rng.permuted(rows, axis=1)),))
+    return found
+
+
+def _lengths_and_gradients(function: Callable, x: Tensor) -> tuple[Tensor, Tensor]:
+    return function(x) + 0.0, instruments.gradient_through(function, x, torch.ones(x.shape[:-1]))
+
+
+def _through(scenario: Callable, calls: Callable[[], list[tuple]]) -> Callable[[], list[tuple]]:
+    """The same calls for a scenario, which drives the answer."""
+    return lambda: [(scenario, *args) for args in calls()]
+
+
 def _gradient_lists(rng: np.random.Generator, dtypes: tuple[torch.dtype, ...]) -> list[list[Tensor | None]]:
     """Lists of none to five gradients of many shapes and sizes; special values in some, None in some."""
     shapes, lists = ((), (1,), (7,), (2, 3), (0,), (3, 1, 2)), [[], [None]]
@@ -462,6 +531,14 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "update_is_lost": _loss_calls,
     "sgd_with_master_weights": _master_calls,
     "sgd_with_stochastic_rounding": _noisy_calls,
+    "exponent_histogram": _histogram_calls,
+    "underflow_fraction": _share_calls,
+    "overflow_fraction": _share_calls,
+    "tensor_report": _report_calls,
+    "gradient_norm": _through(instruments.norm_of, _gradient_calls),
+    "update_ratio": _through(instruments.ratio_of, _step_calls),
+    "Taps": _through(instruments.tapped, _tap_calls),
+    "row_lengths": _through(_lengths_and_gradients, _length_calls),
     "unscale_": _unscaling_calls,
     "found_nonfinite": _finding_calls,
     "DynamicLossScaler": _dynamic_calls,

@@ -24,18 +24,19 @@ STEPS = 120
 _WARM = 10  # steps that are not counted: compiling, the first pages of memory, the optimizer's first state
 
 
-def run(progress: bool = True, steps: int = STEPS, **changes: object) -> dict:
+def run(progress: bool = True, steps: int = STEPS, size: dict | None = None) -> dict:
     """Figures: `train_vs_bare_eager` and `train_vs_bare_compiled` (left out where nothing can be compiled): the median,
     over pairs of steps, of our time divided by the bare loop's.
 
-    steps: pairs, of the preset "baby" with `changes`. The report also has the median `milliseconds` of each.
+    steps: pairs, of the preset "baby", with the settings in `size` changed. The report also has `milliseconds`, the
+    median of each.
     """
     kinds = ["eager"] if fused.why_not_compiled() else ["eager", "compiled"]
     figures, milliseconds = {}, {}
     for kind in kinds:
         told = settings(
             "baby", steps=_WARM + steps, eval_every=10**6, checkpoint_every=10**6, sample=0, eval_batches=1, threads=1,
-            device="cpu", compile=kind == "compiled", **changes,
+            device="cpu", compile=kind == "compiled", **(size or {}),
         )  # fmt: skip
         ours, bare = _race(told, progress)
         figures[f"train_vs_bare_{kind}"] = statistics.median(a / b for a, b in zip(ours, bare, strict=True))

@@ -967,13 +967,6 @@ def relative_to_the_weight(weight, update, fmt):
     return _against(weight, update, weight.double().abs() * 2.0 ** (-fmt.mantissa_bits - 1), torch.lt)
 
 
-@misconception(
-    "update_is_lost", "It compares the weight with half an ulp of the update: it is the weight's spacing that counts."
-)
-def ulp_of_the_update(weight, update, fmt):
-    return _against(weight, update, oracle.ulp(update, fmt) / 2, torch.le)
-
-
 @misconception("update_is_lost", "It counts updates of zero as lost.")
 def counts_zeros(weight, update, fmt):
     return exact.update_is_lost(weight, update, fmt) | ((update == 0) & ~weight.isnan())

@@ -13,7 +13,7 @@ from lowprec_lab.graders.counterexample import input_rows, result_rows
 from lowprec_lab.graders.naming import name_misconception
 from lowprec_lab.graders.registry import CHECKS, Check
 from lowprec_lab.graders.reproduction import try_again, try_it
-from lowprec_lab.graders.run import Outcome, current_seed, run_checks
+from lowprec_lab.graders.run import OUT_OF_LIMITS, Outcome, current_seed, run_checks
 from lowprec_lab.graders.verdict import Verdict
 
 _CLOSE_ULP = 4
@@ -27,7 +27,7 @@ def grade(blank: Blank, function: Callable, *, seed: int | None = None, naming: 
     verdict = _summary(blank, function, outcomes)
     if verdict.passed:
         return verdict
-    if naming:
+    if naming and not any(o.failure and o.failure.kind in OUT_OF_LIMITS for o in outcomes):
         named = name_misconception(blank.name, function, outcomes, seed)
         if named is not None:
             verdict.misconception = named.function.__name__
@@ -58,20 +58,27 @@ def _summary(blank: Blank, function: Callable, outcomes: list[Outcome]) -> Verdi
     share = sum(line["weight"] for line in checks if line["passed"]) / total if total else 0.0
     points = float(blank.points) if passed else round(blank.points * share, 2)
     verdict = Verdict(blank.name, blank.exercise, "exact", "", passed, points, float(blank.points), checks=checks)
-    failures = [o for o in outcomes if o.failure]
-    problems = [record for o in outcomes for record in o.records if record.problem]
+    first = next((o for o in outcomes if not o.passed), None)  # checks go from the plain to the special
     if passed:
         verdict.headline = f"bit-exact on {cases:,} of {cases:,} inputs"
-    elif failures:
-        _describe_failure(verdict, blank, function, failures[0])
-    elif problems:
-        _describe_problem(verdict, blank, function, problems[0])
-    elif not wrong:
+    elif first is None or not (first.failure or first.wrong):
         _describe_empty(verdict)
+    elif first.failure:
+        _describe_failure(verdict, blank, function, first)
+    elif any(record.problem for record in first.records):
+        _describe_problem(verdict, blank, function, next(record for record in first.records if record.problem))
     else:
         _describe_difference(verdict, blank, function, outcomes, wrong, cases)
+        verdict.sentences += _other_troubles(outcomes)
     verdict.notes += _notes(outcomes)
     return verdict
+
+
+def _other_troubles(outcomes: list[Outcome]) -> list[str]:
+    """What else went wrong than values, in a check after the one that is told about."""
+    failures = [o.failure.sentence for o in outcomes if o.failure]
+    problems = [record.problem[1] for o in outcomes for record in o.records if record.problem]
+    return [f"In another check: {sentence}" for sentence in (failures + problems)[:1]]
 
 
 def _notes(outcomes: list[Outcome]) -> list[str]:
@@ -111,7 +118,8 @@ def _describe_failure(verdict: Verdict, blank: Blank, function: Callable, outcom
     verdict.sentences.append(failure.sentence)
     if failure.where:
         verdict.sentences.append(f"In your code, {failure.where}")
-    verdict.try_it = try_again(blank, None if failure.kind == "timeout" else function, outcome.failed_call)
+    if failure.kind != "memory":  # nobody should type that
+        verdict.try_it = try_again(blank, None if failure.kind == "timeout" else function, outcome.failed_call)
 
 
 def _describe_problem(verdict: Verdict, blank: Blank, function: Callable, record: Record) -> None:

@@ -9,6 +9,7 @@ and Isolating Failure-Inducing Input, 2002).
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -68,7 +69,8 @@ def _thinned(record: Record, shows: Callable[[Call], bool]) -> Call | None:
     while len(kept) > 1 and parts <= len(kept) and time.monotonic() < ends:
         pieces = np.array_split(kept, parts)
         rests = (np.concatenate(pieces[:place] + pieces[place + 1 :]) for place in range(parts))
-        fewer = next((rest for rest in rests if shows(_elements(record.call, rest))), None)
+        in_time = itertools.takewhile(lambda _: time.monotonic() < ends, rests)
+        fewer = next((rest for rest in in_time if shows(_elements(record.call, rest))), None)
         kept, parts = (kept, 2 * parts) if fewer is None else (fewer, max(parts - 1, 2))
     return _elements(record.call, kept) if len(kept) <= _MANY_ELEMENTS else None
 

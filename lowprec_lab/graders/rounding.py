@@ -1064,7 +1064,7 @@ def at_the_ends_of_the_range(answer, case):
     """Subnormals, intervals across powers of two, and values that the format in between has no room for."""
     for via, fmt, lo, hi in (
         (BF16, E4M3, 2.0**-10, 2.0**-10 * 1.003), (BF16, E5M2, 2.0**-17, 2.0**-17 * 1.002),
-        (E5M2, BF16, 61439, 61442),
+        (E5M2, BF16, 61439.0, 61442.0),
         (E4M3, E5M2, 447.9, 448.1), (E4M3, E5M2, 479.9, 480.1), (E4M3FNUZ, E5M2, 247.9, 248.1), (E2M1, E3M2, 6.99, 7.0),
         (FP16, BF16, 65500.0, 65540.0), (FP16, E4M3, 2.0**-25, 2.0**-25 * 1.004), (FP16, E8M0, 2.979e-8, 2.981e-8),
         (BF16, E4M3, 464.0, 465.0), (E2M1, E3M2, 6.499, 6.51), (BF16, E4M3, 1.999, 2.0001), (E8M0, E4M3, 1.499, 1.501),

@@ -17,6 +17,8 @@ from lowprec_lab.limits import TookTooLongError, memory_limit, quiet, time_limit
 PUBLIC_SEED = 20260101
 TIME_LIMIT_S = 10.0
 MEMORY_LIMIT_BYTES = 4 * 2**30
+# Kinds of failures after which an answer is not called again.
+OUT_OF_LIMITS = ("timeout", "memory")
 
 
 @dataclass
@@ -58,12 +60,12 @@ def seed_number(text: str) -> int:
 def run_checks(
     exercise: str, function: Callable, *, seed: int | None = None, size: int = 1, limit_s: float = TIME_LIMIT_S
 ) -> list[Outcome]:
-    """Every check of `exercise` on `function`, in their order. An answer that runs out of time ends the run there."""
+    """Every check of `exercise` on `function`, in their order, until it runs out of time or memory in one."""
     seed = current_seed() if seed is None else seed
     outcomes: list[Outcome] = []
     for check in CHECKS[exercise]:
         outcomes.append(run_check(check, function, seed, size, limit_s))
-        if outcomes[-1].failure is not None and outcomes[-1].failure.kind == "timeout":
+        if outcomes[-1].failure is not None and outcomes[-1].failure.kind in OUT_OF_LIMITS:
             break
     return outcomes
 

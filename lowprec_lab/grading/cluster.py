@@ -13,6 +13,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 
 import dask
@@ -226,12 +227,13 @@ def _open_sandboxes(client: Client, judge: Judge) -> None:
 def spread(client: Client, task: Callable[[bytes], str], jobs: Iterable[Job]) -> Iterator[Judged]:
     """Run `task` on each job's answers, on all workers of `client`; results come as they are done.
 
-    A job during which a worker died is set aside and run again alone: only what kills its worker then is to blame.
+    A job during which a worker died, or whose result died with one, is set aside and run again alone: only what kills
+    its worker then is to blame.
     Raises CourseError when the connection to the scheduler is lost.
     """
     suspects: list[Job] = []
     for judged in _spread(client, task, jobs):
-        if judged.failure == _KILLED:
+        if judged.failure in (_KILLED, _LOST):
             suspects.append(judged.job)
         else:
             yield judged
@@ -240,6 +242,7 @@ def spread(client: Client, task: Callable[[bytes], str], jobs: Iterable[Job]) ->
 
 
 _KILLED = "The process that judged it ended, and ended again when it was tried alone."
+_LOST = "Its verdicts were lost twice, with the process that held them. Run this again."
 
 
 def _spread(client: Client, task: Callable[[bytes], str], jobs: Iterable[Job]) -> Iterator[Judged]:
@@ -254,13 +257,19 @@ def _spread(client: Client, task: Callable[[bytes], str], jobs: Iterable[Job]) -
         if not running:
             return
         future = next(finished)
-        yield _judged(running.pop(future), future)
+        yield _judged(running.pop(future), future, connected=client.status == "running")
 
 
-def _judged(job: Job, future) -> Judged:
+def _judged(job: Job, future, connected: bool) -> Judged:
     if future.status == "finished":
-        return Judged(job, verdicts=future.result())
+        try:
+            return Judged(job, verdicts=future.result())
+        except CancelledError:
+            return Judged(job, failure=_LOST)
     if future.status != "error":
+        # A result stays with its worker until it is fetched, and is lost when the worker dies before that.
+        if connected:
+            return Judged(job, failure=_LOST)
         raise CourseError(
             "the connection to the scheduler was lost. What was judged until then is kept: start it again, and run "
             "this again to go on"

@@ -11,7 +11,14 @@ import socket
 from collections.abc import Callable
 
 from lowprec_lab.blanks import BLANKS, load_chapters
-from lowprec_lab.calls import AnswerFailed, build_answer, call_answer, call_scenario, differentiate_answer
+from lowprec_lab.calls import (
+    TOO_MUCH_MEMORY,
+    AnswerFailed,
+    build_answer,
+    call_answer,
+    call_scenario,
+    differentiate_answer,
+)
 from lowprec_lab.grading import wire
 from lowprec_lab.limits import quiet
 from lowprec_lab.sources import AnswerError, Source, earlier_answers, load
@@ -86,7 +93,7 @@ def _reply(verb: Callable, arguments: list) -> dict:
     except TypeError as error:  # the result cannot be packed
         reply = {"failed": ("type", f"It returned something that is no data: {error}.", "")}
     except MemoryError:
-        reply = {"failed": ("exception", "It needs more memory than a check may take.", "")}
+        reply = {"failed": ("memory", TOO_MUCH_MEMORY, "")}
     except BaseException as error:  # a KeyboardInterrupt of the answer's own, and other classes that nobody catches
         reply = {"failed": ("exception", f"It raised {type(error).__name__}", "")}
     return reply | {"printed": _start_of(printed)}

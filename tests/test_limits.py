@@ -1,0 +1,43 @@
+"""The time that an answer has: of the processor where the machine is busy, of the clock where it only waits."""
+
+import time
+
+import pytest
+
+from lowprec_lab import limits
+
+
+def stopped_after(body, seconds):
+    started = time.monotonic()
+    with pytest.raises(limits.TookTooLongError), limits.time_limit(seconds):
+        body()
+    return time.monotonic() - started
+
+
+def computes():
+    while True:
+        pass
+
+
+def test_what_only_waits_is_stopped_by_the_clock():
+    assert stopped_after(lambda: time.sleep(30), 0.3) < 5
+
+
+def test_what_computes_on_a_busy_machine_gets_its_time_of_the_processor(monkeypatch):
+    real = time.process_time
+    monkeypatch.setattr(limits.time, "process_time", lambda: real() / 3)  # as if others took two thirds of it
+    assert stopped_after(computes, 0.3) > 0.8
+
+
+def test_nobody_gets_more_than_six_times_the_time(monkeypatch):
+    began, real = time.monotonic(), time.monotonic
+    monkeypatch.setattr(limits.time, "process_time", lambda: (real() - began) / 5)
+    monkeypatch.setattr(limits, "_LONGEST", 2.0)
+    assert stopped_after(computes, 0.3) < 5
+
+
+def test_how_much_is_still_due():
+    assert limits._still_due(10, took=10, used=10) == 0
+    assert limits._still_due(10, took=10, used=4) == 6
+    assert limits._still_due(10, took=10, used=0.5) == 0  # it waits
+    assert limits._still_due(10, took=60, used=9) == 0
