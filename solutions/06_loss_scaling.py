@@ -12,7 +12,7 @@ try:
 
     import torch
 
-    from lowprec_lab import check, fill, plots, progress, question, reveal
+    from lowprec_lab import LossScaleExplorer, check, fill, plots, progress, question, reveal
     from lowprec_lab.data import load_corpus, step_generator
     from lowprec_lab.formats import BF16, FP16, FP32
     from lowprec_lab.gpt import GPT, GPTConfig
@@ -92,34 +92,12 @@ model = small_gpt()
 x, y = batch_of(0)
 logits, loss = model(x, y)
 (flowing,) = torch.autograd.grad(loss, logits)
-exponents = flowing[flowing != 0].abs().log2()
-lost = float((flowing.abs() <= 2.0**-25).float().mean())
-print(f"gradients of the logits: median size 2^{float(exponents.median()):.1f}; {lost:.1%} are rounded to 0 by FP16")
-with plots.style():
-    picture, axes = plots.figure(9, 3.4)
-    axes.axvspan(-24, 16, color=plots.color_of(FP16), alpha=0.12, linewidth=0)
-    axes.axvspan(-14, 16, color=plots.color_of(FP16), alpha=0.12, linewidth=0)
-    axes.hist(exponents.numpy(), bins=range(-45, 17), color="#7A7A7A")
-    axes.hist((exponents + 16).numpy(), bins=range(-45, 17), color=plots.color_of(FP16), alpha=0.7)
-    top = axes.get_ylim()[1]
-    axes.text(float(exponents.median()), top * 1.02, "as they are", color="#57606A", ha="center", fontweight="bold")
-    axes.text(
-        float(exponents.median()) + 16,
-        top * 1.02,
-        "times 2^16",
-        color=plots.color_of(FP16),
-        ha="center",
-        fontweight="bold",
-    )
-    axes.set_ylim(0, top * 1.15)
-    axes.set_xlim(-45, 17)
-    axes.set_xlabel("size of a gradient (log2)      shaded: the numbers of FP16, lighter where they are subnormal")
-    axes.set_ylabel("how many")
-    axes.set_title("Gradients of the logits, and the range of FP16", pad=18)
-picture
+LossScaleExplorer(flowing, FP16)
 
 # %% [markdown]
-# The grey hill stands left of the shaded range: nearly everything that is there becomes 0. The whole hill has to move to the right, and there is room: FP16 goes up to 65504. Multiply the *loss* by 2^16, and by the chain rule every gradient is multiplied by 2^16 on its way back. That is all there is to **loss scaling**
+# The hill stands left of the shaded range, and most of what is there becomes 0. Before you drag the slider: by how many powers of two must the hill move until nothing is lost? And how far can it go until the first gradient is too large? Then choose BF16, and see why nobody scales there.
+#
+# There is room, because FP16 goes up to 65504. Multiply the *loss* by 2^16, and by the chain rule every gradient is multiplied by 2^16 on its way back. That is all there is to **loss scaling**
 # ([Mixed Precision Training](https://arxiv.org/abs/1710.03740), section 3.2). The rest of this page is about undoing it correctly, and about finding the factor.
 #
 # **Words.** The factor is the **loss scale**, or just *scale*. Dividing the gradients by it is **unscaling**. A gradient that does not fit into FP16 becomes infinite: an **overflow**. A step with an overflow is *bad*, and is not taken (*skipped*); the others are *good*.
@@ -501,10 +479,10 @@ class MasterWeightAdamW:
         ### BEGIN SOLUTION
         beta1, beta2 = self.betas
         self.t += 1
-        for k, (parameter, g) in enumerate(zip(self.parameters, gradients, strict=True)):
+        for k, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             p, (m, v) = self.masters[k], self.moments[k]
-            m = beta1 * m + (1 - beta1) * g
-            v = beta2 * v + (1 - beta2) * (g * g)
+            m = beta1 * m + (1 - beta1) * gradient
+            v = beta2 * v + (1 - beta2) * (gradient * gradient)
             root = (v / (1 - beta2**self.t)).double().sqrt().float()  # torch.sqrt of float32 may be off by an ulp
             u = (m / (1 - beta1**self.t)) / (root + self.eps)
             u = u + self.weight_decay * p
