@@ -6,6 +6,7 @@ the larger set of inputs. A mutant that differs from the reference there and pas
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -190,9 +191,10 @@ def differs(exercise: str, one: Callable, another: Callable, limit_s: float = _C
 
 
 def _outcome(function: Callable, args: tuple) -> object:
-    """What a call comes to, in a form that compares by bits."""
+    """What a call comes to, in a form that compares by bits. A function as the first argument is a scenario."""
+    scenario, args = (args[0], args[1:]) if args and inspect.isfunction(args[0]) else (None, args)
     try:
-        return _as_data(function(*copy_data(args)))
+        return _as_data(scenario(function, *copy_data(args)) if scenario else function(*copy_data(args)))
     except Exception as error:  # whatever a mutant raises is its result
         return type(error).__name__
 
