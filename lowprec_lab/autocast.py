@@ -12,11 +12,13 @@ autocast op reference; Micikevicius et al., Mixed Precision Training, arXiv:1710
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode  # noqa: F401 (answers find it here)
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -174,7 +176,42 @@ def call_op(op: str, *dtypes: torch.dtype, device: str = "cpu", requires_grad: b
     return _CALLS[op](floating, whole)
 
 
+def autocast_result(op: str, device_type: str, *dtypes: torch.dtype) -> torch.dtype | None:
+    """The dtype that comes out of an op under torch's own BF16 autocast, of a CPU or of a CUDA device.
+
+    Where there is no GPU, "cuda" runs on tensors without data (FakeTensorMode), which go through the same dispatcher.
+    None if the op refuses these operands.
+    """
+    kinds = FakeTensorMode() if device_type == "cuda" else contextlib.nullcontext()
+    was = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    torch.set_autocast_enabled(device_type, True)  # torch.autocast("cuda") switches itself off where there is no GPU
+    torch.set_autocast_dtype(device_type, torch.bfloat16)
+    try:
+        with kinds:
+            return call_op(op, *dtypes, device=device_type).dtype
+    except RuntimeError:
+        return None
+    finally:
+        torch.set_autocast_enabled(device_type, was[0])
+        torch.set_autocast_dtype(device_type, was[1])
+
+
 # --- scenarios: what drives the answers that are context managers, or are handed a model ------------------------------
+
+
+def _on_one_thread(scenario: Callable) -> Callable:
+    """Run a scenario on one thread: its tensors are tiny, and threads that wait for each other take far longer."""
+
+    @functools.wraps(scenario)
+    def run(*args: object) -> object:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return scenario(*args)
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
 
 
 def small_gpt(layers: int = 1, bias: bool = False, fused: bool = True, seed: int = 0, kind: type = GPT) -> GPT:
@@ -214,6 +251,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@_on_one_thread
 def loss_facts(
     bf16_loss: Callable, device_type: str, batch: int = 2, length: int = 8, training: bool = True, seed: int = 0
 ) -> str:
@@ -309,6 +347,7 @@ PROGRAMS: dict[str, Callable[[torch.dtype], Tensor]] = {
 }
 
 
+@_on_one_thread
 def recorded(recorder_class: type, program: str, dtype: torch.dtype) -> str:
     """What an `OpRecorder` notes of one of `PROGRAMS`, a line for each op, run with operands of `dtype`."""
     run, recorder = PROGRAMS[program], recorder_class()
@@ -319,6 +358,7 @@ def recorded(recorder_class: type, program: str, dtype: torch.dtype) -> str:
     return "\n".join([*_op_lines(recorder), f"the result is {'' if torch.equal(result, right) else 'not '}the same"])
 
 
+@_on_one_thread
 def recorded_in_two_blocks(recorder_class: type, program: str, dtype: torch.dtype) -> str:
     """The same in the second of two blocks: the first ends with an error, and one more op runs between them."""
     recorder = recorder_class()
@@ -331,6 +371,7 @@ def recorded_in_two_blocks(recorder_class: type, program: str, dtype: torch.dtyp
     return "\n".join(_op_lines(recorder))
 
 
+@_on_one_thread
 def recorded_gpt(recorder_class: type, precision: torch.dtype, layers: int, fused: bool, backward: bool) -> str:
     """What an `OpRecorder` notes of a small GPT: forward under autocast (float32: without), and backward if asked."""
     model, (x, y) = small_gpt(layers, fused=fused), small_batch()
@@ -383,6 +424,7 @@ def _policy_of(table: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
     return lambda op: rules.get(op, "as is")
 
 
+@_on_one_thread
 def traced_gpt(
     autocast_class: Callable, table: tuple, dtype: torch.dtype, layers: int, fused: bool, bias: bool, passes: int
 ) -> str:
@@ -399,6 +441,7 @@ def traced_gpt(
     return trace.text()
 
 
+@_on_one_thread
 def traced_op(autocast_class: Callable, table: tuple, dtype: torch.dtype, op: str, *dtypes: torch.dtype) -> str:
     """The trace of one op of `OPS` in a block, on operands of these dtypes (`call_op`)."""
     with _Trace() as trace, autocast_class(_policy_of(table), dtype):
@@ -406,6 +449,7 @@ def traced_op(autocast_class: Callable, table: tuple, dtype: torch.dtype, op: st
     return trace.text()
 
 
+@_on_one_thread
 def traced_keywords(autocast_class: Callable, policy: str, dtype: torch.dtype, *dtypes: torch.dtype) -> str:
     """The trace of linear, addmm and stack whose operands are handed over by keyword, under one policy."""
     first, last = dtypes[0], dtypes[-1]
@@ -417,6 +461,7 @@ def traced_keywords(autocast_class: Callable, policy: str, dtype: torch.dtype, *
     return trace.text()
 
 
+@_on_one_thread
 def traced_weight(
     autocast_class: Callable, dtype: torch.dtype, uses: int, blocks: int, leaf: bool, requires_grad: bool
 ) -> str:
@@ -437,6 +482,7 @@ def traced_weight(
     return trace.text()
 
 
+@_on_one_thread
 def weight_casts(
     count_weight_casts: Callable,
     layers: int,

@@ -761,3 +761,13 @@ question_for(
     "Read the function from the header again: which dtype is named there, and with which comparison?",
     {True: "The last condition takes one dtype out: which one?"},
 )
+question_for(
+    "4.C",
+    0.0,
+    "Right: 1e-8 is less than half of 2^-24 (6e-8), so it is rounded to zero. The weight stands still.",
+    "Half of the smallest positive number is 2^-25, about 3e-8. Is 1e-8 above or below?",
+    {
+        1e-8: "FP16 has no value there. Its smallest positive number is 2^-24, about 6e-8: which neighbour is nearer?",
+        2.0**-24: "That would be rounding up. 1e-8 lies between 0 and 2^-24: which of the two is nearer?",
+    },
+)
