@@ -8,6 +8,7 @@
 # %% tags=["setup"]
 try:
     import time
+    import warnings
 
     import torch
     from torch.nn import functional as F
@@ -110,14 +111,16 @@ def second_try():  # the model returns a tuple: unpack it
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
 
 
-for attempt in (first_try, second_try):
-    try:
-        attempt()
-    except (AttributeError, ValueError) as error:
-        print(f"{attempt.__name__}: {type(error).__name__}: {error}")
-
-with torch.autocast("cuda", dtype=torch.bfloat16, enabled=torch.cuda.is_available()):
-    logits, loss = model(tokens, targets)
+with warnings.catch_warnings(record=True) as said:
+    for attempt in (first_try, second_try):
+        try:
+            attempt()
+        except (AttributeError, ValueError) as error:
+            print(f"{attempt.__name__}: {type(error).__name__}: {error}")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        logits, loss = model(tokens, targets)
+for sentence in dict.fromkeys(str(each.message) for each in said):
+    print(f"torch warns: {sentence}")
 print(f"third try: no error, and logits in {logits.dtype} on a {logits.device.type}")
 
 # %% [markdown]
@@ -585,7 +588,7 @@ for fmt in (FP32, TF32, BF16):
 
 # %%
 corpus = load_corpus()
-STEPS = 100
+STEPS, WARMUP = 100, 25
 
 
 def train_for(steps, loss_of):
@@ -593,10 +596,12 @@ def train_for(steps, loss_of):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = GPT(preset("baby", vocab_size=len(corpus.vocabulary)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters())
     losses = []
     for step in tqdm(range(steps), leave=False):
         x, y = corpus.batch("train", step_generator(0, step), batch=12, context=64)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1, (step + 1) / WARMUP)
         loss = loss_of(model, x, y)
         optimizer.zero_grad()
         loss.backward()
@@ -631,6 +636,8 @@ picture
 
 # %% [markdown]
 # One curve hides the other. Products in BF16, sums and weights in float32: the recipe of chapter 03, applied by a table. Whether it is *faster* is a matter of hardware: on a GPU with BF16 tensor cores very much, on a CPU that emulates BF16 not at all.
+#
+# One thing is worth a try: set `WARMUP` to 1 and run the cell again. AdamW's first steps have the size of the learning rate, whatever the size of the gradient is; only its sign counts. A gradient near zero may have another sign in BF16, and the two runs part. Neither is wrong: they are two runs, as with two seeds. When you compare precisions, keep such differences apart from what the precision costs.
 #
 # ---
 # ## Read the real code
