@@ -576,7 +576,7 @@ exact = a.double() @ b.double()
 for fmt in (FP32, TF32, BF16):
     product = round_to(a, fmt) @ round_to(b, fmt)
     error = (product.double() - exact).norm() / exact.norm()
-    print(f"operands in {plots.short_name(fmt):4}: relative error of the product {float(error):.1e}")
+    print(f"operands in {fmt.name:8}: relative error of the product {float(error):.1e}")
 
 # %% [markdown]
 # ---
