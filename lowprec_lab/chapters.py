@@ -32,6 +32,7 @@ CHAPTERS = (
     Chapter("01_bit_layouts", "bits", "What do 8 bits mean?"),
     Chapter("02_rounding", "rounding", "Which of the two neighbours?"),
     Chapter("03_accumulation", "accumulation", "Why is adding the hard part?"),
+    Chapter("04_autocast", "autocast", "Who decides the dtype?"),
     Chapter("05_instruments", "instruments", "Which numbers would a format lose?"),
     Chapter("06_loss_scaling", "loss_scaling", "Why scale the loss before backward?"),
 )

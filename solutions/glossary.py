@@ -8,10 +8,12 @@
 # | **accumulator** | the number that a sum is collected in; its format decides how much of the sum survives | [03](03_accumulation.ipynb) |
 # | **activation** | what comes out of a layer on the way forward | [05](05_instruments.ipynb) |
 # | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
+# | **autocast** | a block of code in which torch casts the arguments of ops, each by its policy | [04](04_autocast.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
 # | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
 # | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
 # | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
+# | **cast cache** | the BF16 copies of weights that autocast keeps until its block ends | [4.5](04_autocast.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
 # | **double rounding** | rounding first to one format and then to another: now and then another value than rounding once | [2.6](02_rounding.ipynb) |
 # | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
@@ -34,6 +36,7 @@
 # | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
 # | **Kahan's sum** | a sum that carries along what each addition lost, and adds it to the next element | [3.3](03_accumulation.ipynb) |
 # | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
+# | **logits** | what the last layer says of each token of the vocabulary, before softmax | [04](04_autocast.ipynb) |
 # | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
 # | **mantissa** | the field behind the point; also called significand or fraction elsewhere | [1.2](01_bit_layouts.ipynb) |
 # | **mask** | a number whose set bits say which bits to keep: `codes & mask` | [1.2](01_bit_layouts.ipynb) |
@@ -44,13 +47,16 @@
 # | **nearest_even**, **nearest_away** | the nearer neighbour; a tie goes to the value whose last bit is 0, or away from zero | [02](02_rounding.ipynb) |
 # | **noise** | the random number in [0, 1) that decides a stochastic rounding | [2.5](02_rounding.ipynb) |
 # | **normal** | a number with a hidden one | [1.4](01_bit_layouts.ipynb) |
+# | **op** | one operation of torch's library, ATen, such as `linear` or `_to_copy`; the recorder sees the ones for which a kernel is chosen | [4.2](04_autocast.ipynb) |
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
 # | **outlier** | a number far larger than the rest of its tensor; one is enough to decide a scale | [05](05_instruments.ipynb) |
 # | **overflow** | a rounded value above the largest finite one; the policy (`saturate` or `to_special`) says what becomes of it | [2.3](02_rounding.ipynb) |
 # | **pairwise sum** | a sum in a tree: neighbours first, then the sums of neighbours | [3.2](03_accumulation.ipynb) |
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
+# | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
 # | **promotion** | adding a short accumulator to a float32 one after every few products, and starting it again at zero | [3.5](03_accumulation.ipynb) |
 # | **reference** | the course's own answer to an exercise | [00](00_start.ipynb) |
+# | **residual stream** | the tensor that flows past the blocks of a GPT, and to which each adds its part | [04](04_autocast.ipynb) |
 # | **round** | choose a value of a format for a number that need not be one | [02](02_rounding.ipynb) |
 # | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
 # | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
@@ -59,9 +65,11 @@
 # | **stagnation** | a sum or a weight that stands still because everything added to it is less than half a step | [03](03_accumulation.ipynb) |
 # | **stochastic rounding** | rounding up or down at random, so that the mean of many roundings is the number itself | [2.5](02_rounding.ipynb) |
 # | **subnormal** | a number near zero without a hidden one, with the exponent of the smallest normal number | [1.5](01_bit_layouts.ipynb) |
+# | **TF32** | float32 with 10 mantissa bits: what a tensor core reads of a float32 tensor if it is allowed to | [04](04_autocast.ipynb) |
 # | **tie** | a number exactly half-way between two neighbouring values of a format | [02](02_rounding.ipynb) |
 # | **toward_zero**, **up**, **down** | the neighbour nearer to zero, above, or below | [02](02_rounding.ipynb) |
 # | **two's complement** | how an int32 stores negative numbers: the topmost bit counts as -2^31 | [1.1](01_bit_layouts.ipynb) |
+# | **type promotion** | torch's rule for ops on tensors of two dtypes: float32 and BF16 give float32 | [04](04_autocast.ipynb) |
 # | **ulp** | unit in the last place: the distance between neighbouring values of a format around a number | [1.10](01_bit_layouts.ipynb) |
 # | **underflow** | a number that is not zero is rounded to zero | [5.2](05_instruments.ipynb) |
 # | **update ratio** | the norm of a step over the norm of the weight that it moves | [5.6](05_instruments.ipynb) |

@@ -142,6 +142,20 @@ def test_an_untouched_stub_installs_nothing(kernel, body):
     assert kernel.result == 2.0**-6
 
 
+@pytest.mark.parametrize("body", ["...  # your code here", "pass", '"""What it does."""', "def __init__(self): ..."])
+def test_an_untouched_class_installs_nothing(kernel, body):
+    kernel.run(f"from lowprec_lab.autocast import *\n\n@fill\nclass OpRecorder(TorchDispatchMode):\n    {body}")
+    assert not FILLED
+    kernel.run("with OpRecorder() as recorder:\n    torch.ones(2)\nlen(recorder.ops)")
+    assert kernel.result == 1
+
+
+def test_a_class_with_a_method_is_an_answer(kernel):
+    kernel.run("from lowprec_lab.autocast import *")
+    kernel.run("@fill\nclass OpRecorder(TorchDispatchMode):\n    def __init__(self):\n        self.ops = []")
+    assert "OpRecorder" in FILLED
+
+
 def test_an_untouched_stub_leaves_the_filled_answer_alone(kernel):
     kernel.run(WRONG)
     kernel.run("@fill\ndef min_normal(fmt):\n    ...")

@@ -43,7 +43,7 @@ def workers():
 
 
 # The graders' own modules, in the order in which they import each other. A sandbox has none of them.
-GIVEN = ("oracle", "rounding_oracle", "inputs", "accumulation_oracle", "loss_scaling_oracle")
+GIVEN = ("oracle", "rounding_oracle", "inputs", "accumulation_oracle", "loss_scaling_oracle", "autocast_oracle")
 MODULE_AS_HELPER = """
 import sys, types
 def _given_module(name, text):

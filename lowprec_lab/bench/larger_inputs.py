@@ -6,6 +6,7 @@ possible, every code of every 16-bit format, a million float32 values, and all k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab import instruments, loss_scaling
+from lowprec_lab import autocast, instruments, loss_scaling
 from lowprec_lab.formats import BF16, E4M3, E5M2, FORMATS, FP16, Format
 
 RANDOM_FORMATS = 300
@@ -502,6 +503,71 @@ def _training_calls() -> list[tuple]:
     return calls
 
 
+def _autocast_loss_calls() -> list[tuple]:
+    devices = ("cpu", "xpu", "mtia", "hpu", "ipu", "mps")
+    shapes = ((2, 8), (1, 1), (5, 3), (1, 7))
+    return [
+        (autocast.loss_facts, device, batch, length, training, 7 + batch)
+        for device in devices
+        for batch, length in shapes
+        for training in (True, False)
+    ]
+
+
+def _recorder_calls() -> list[tuple]:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    calls = [(autocast.recorded, program, dtype) for program in autocast.PROGRAMS for dtype in dtypes]
+    calls += [(autocast.recorded_in_two_blocks, program, torch.float32) for program in autocast.PROGRAMS]
+    choices = [(dtype, layers, fused) for dtype in dtypes[:2] for layers in (1, 3) for fused in (True, False)]
+    return calls + [(autocast.recorded_gpt, *choice, back) for choice in choices for back in (True, False)]
+
+
+def _policy_calls() -> list[tuple]:
+    names = (*autocast.OPS, "view", "arange", "linear_", "", "nothing", "Linear", "soft", "mm ", "layer_norm.default")
+    return [(name, device) for name in names for device in ("cpu", "cuda", "xpu", "CUDA", "")]
+
+
+def _caster_calls() -> list[tuple]:
+    rng, dtypes = np.random.default_rng(41), (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    products = ("linear", "matmul", "scaled_dot_product_attention")  # their operands have to agree: never as they are
+    others = ("embedding", "add", "layer_norm", "gelu", "softmax", "cross_entropy_loss", "dropout", "flatten")
+    tables = [
+        (*((op, str(rng.choice(autocast.POLICIES[:3]))) for op in products),
+         *((op, str(rng.choice(autocast.POLICIES))) for op in others))
+        for _ in range(24)
+    ]  # fmt: skip
+    calls = [(autocast.traced_gpt, table, torch.bfloat16, 1, n % 2 == 0, True, 2) for n, table in enumerate(tables)]
+    for policy in autocast.POLICIES:
+        ops = (*autocast.OPS[::5], "cat", "stack")
+        calls += [(autocast.traced_op, ((op, policy),), torch.float16, op, dtype) for op in ops for dtype in dtypes]
+        pairs = [(one, two) for one in dtypes for two in dtypes]
+        calls += [(autocast.traced_op, ((op, policy),), torch.bfloat16, op, *pair) for op in ops[-2:] for pair in pairs]
+        calls += [(autocast.traced_keywords, policy, torch.float16, *pair) for pair in pairs]
+    kinds = [(leaf, gradients) for leaf in (True, False) for gradients in (True, False)]
+    return calls + [(autocast.traced_weight, torch.bfloat16, n, b, *k) for n in (1, 5) for b in (1, 4) for k in kinds]
+
+
+def _cast_count_calls() -> list[tuple]:
+    sizes = [(layers, frozen) for layers in (1, 2, 4) for frozen in range(layers + 1)]
+    rest = [(passes, cached, length) for passes in (0, 1, 3) for cached in (True, False) for length in (1, 4)]
+    return [
+        (autocast.weight_casts, layers, bias, frozen, *each)
+        for layers, frozen in sizes
+        for bias in (True, False)
+        for each in rest
+    ]
+
+
+def _compiler_calls() -> list[tuple]:
+    rng = np.random.default_rng(46)
+    drawn = [torch.from_numpy(rng.normal(size=shape).astype(np.float32)) for shape in ((7,), (2, 3), (1, 1, 4), (1,))]
+    special = torch.tensor([-0.0, 0.0, math.inf, -math.inf, math.nan, 1e-40, 1e30, 2.0])
+    inputs = [*drawn, special, special[:4], special[4:5], special[:1], torch.zeros(0), torch.arange(6.0)]
+    pairs = [(f, compiler) for f in autocast.ROUNDINGS for compiler in autocast.COMPILERS]
+    calls = [(autocast.survives, *pair, x) for pair in pairs for x in inputs]
+    return [call for call in calls if call[-1].numel() or call[2] != "the last one moves"]
+
+
 _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "sign_bit": _float32_calls,
     "bit_pattern": _float32_calls,
@@ -546,6 +612,12 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "HysteresisLossScaler": _hysteresis_calls,
     "MasterWeightAdamW": _adamw_calls,
     "fp16_train_step": _training_calls,
+    "bf16_loss": _autocast_loss_calls,
+    "OpRecorder": _recorder_calls,
+    "cast_policy": _policy_calls,
+    "MiniAutocast": _caster_calls,
+    "count_weight_casts": _cast_count_calls,
+    "survives_compile": _compiler_calls,
 }
 
 
