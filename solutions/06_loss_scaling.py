@@ -536,7 +536,7 @@ print("FP16 weights alone:  ", without.tolist())
 @fill
 def fp16_train_step(model, x, y, optimizer, scaler, max_norm):
     ### BEGIN SOLUTION
-    loss = model(x, y)[1]
+    logits, loss = model(x, y)
     (loss * scaler.scale).backward()
     gradients = [parameter.grad.float() for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
