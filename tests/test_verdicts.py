@@ -437,3 +437,12 @@ def test_every_check_is_listed_with_what_it_tried():
     assert [line["inputs"] for line in verdict.checks] == [check.inputs for check in CHECKS["decode"]]
     for line in verdict.checks:
         assert f"✓ {line['inputs']}" in verdict.text()
+
+
+def test_what_a_scenario_was_handed_is_shown_under_its_own_names():
+    wrong = next(m for m in MISCONCEPTIONS["bf16_loss"] if m.function.__name__ == "always_cpu")
+    assert [row.label for row in verdict_on(wrong).rows][:3] == ["device_type", "batch", "length"]
+    wrong = next(m for m in MISCONCEPTIONS["MiniAutocast"] if m.function.__name__ == "casts_doubles")
+    labels = [row.label for row in verdict_on(wrong).rows]
+    assert labels[:3] == ["table", "dtype", "op"]
+    assert labels[3:-2] == ["dtypes"] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import torch
@@ -20,7 +21,7 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
     """What element `index` of a comparison was computed from: the format, and each argument's element with its bits."""
     rows = []
     fmt = next((arg for arg in record.call.args if isinstance(arg, Format)), None)
-    names = list(blank.signature.parameters)
+    names = _argument_names(blank, record.call)
     tensors = sum(isinstance(arg, Tensor) for arg in record.call.args)
     for name, arg in zip(names, record.call.args, strict=False):
         if isinstance(arg, Format):
@@ -34,6 +35,15 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
         else:
             rows.append(Row(name, _short(arg)))
     return rows
+
+
+def _argument_names(blank: Blank, call: Call) -> list[str]:
+    """A name for each argument: of the answer's contract, or of the scenario that drove it (`*dtypes` for many)."""
+    if call.scenario is None:
+        return list(blank.signature.parameters)
+    parameters = list(inspect.signature(call.scenario).parameters.values())[1:]
+    names = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    return names + [each.name for each in parameters if each.kind is each.VAR_POSITIONAL] * len(call.args)
 
 
 def result_rows(record: Record, index: int) -> list[Row]:
