@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode  # noqa: F401 (answers find it here)
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -182,6 +181,8 @@ def autocast_result(op: str, device_type: str, *dtypes: torch.dtype) -> torch.dt
     Where there is no GPU, "cuda" runs on tensors without data (FakeTensorMode), which go through the same dispatcher.
     None if the op refuses these operands.
     """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, and only needed here
+
     kinds = FakeTensorMode() if device_type == "cuda" else contextlib.nullcontext()
     was = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     torch.set_autocast_enabled(device_type, True)  # torch.autocast("cuda") switches itself off where there is no GPU

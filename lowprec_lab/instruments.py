@@ -20,7 +20,7 @@ Models, arXiv:2402.17762; Karpathy, CS231n, "Ratio of weights:updates".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ def tensor_report(x: Tensor) -> tuple[float, float, int, int]:
 
 
 @blank(exercise="5.5", points=3, minutes=25)
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
     """The length of all gradients together: the root of the sum of the squares of all their elements.
 
     parameters: any iterable of parameters, a generator too; those whose `.grad` is None are left out. Gradients are

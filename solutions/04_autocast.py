@@ -334,6 +334,29 @@ for device in ("cpu", "cuda"):
     print(f"{device}: {len(OPS) - len(surprises)} of {len(OPS)} ops as predicted; surprises: {surprises or 'none'}")
 
 # %% [markdown]
+# Both tables in one picture. Look for `softmax`, `layer_norm` and `cat`, first above, then below.
+
+# %%
+policies = ("lower precision", "fp32", "promote", "as is")
+inks = dict(zip(policies, (plots.color_of(BF16), plots.color_of(FP32), "#C24E00", "#57606A"), strict=True))
+with plots.style():
+    picture, rows = plots.figure(9, 8.4, rows=2)
+    for axes, device in zip(rows, ("cpu", "cuda"), strict=True):
+        at = 0.0
+        for policy in policies:
+            ops = sorted(op for op in OPS if cast_policy(op, device) == policy)
+            axes.text(at, 0.4, f"{policy}: {len(ops)}", color=inks[policy], fontweight="bold")
+            for place, op in enumerate(ops):
+                label = op.replace("scaled_dot_product_attention", "scaled_dot_product_att.")
+                axes.text(at + place // 17 * 0.19, -1.0 - place % 17, label, color=inks[policy], fontsize=8)
+            at += 0.02 + 0.19 * max(1, -(-len(ops) // 17)) + 0.04 * (policy == "lower precision")
+        axes.set_xlim(0, 1.05)
+        axes.set_ylim(-17.6, 1.6)
+        axes.axis("off")
+        axes.set_title({"cpu": "Autocast on a CPU", "cuda": "Autocast on a CUDA device"}[device], loc="left")
+picture
+
+# %% [markdown]
 # The same line of Python, `F.softmax(scores)`, is a BF16 softmax on a CPU and a float32 softmax on a GPU, and so is `layer_norm`. A model that trains on one may behave differently on the other, and nobody changed the code.
 #
 # The surprise on CUDA is no mistake of the table: `cross_entropy_loss` is on no list there, but it calls `log_softmax` and `nll_loss`, and they are. Autocast looks at those calls, too.

@@ -459,3 +459,12 @@ def test_wrong_values_are_told_before_an_error_in_a_later_check():
     assert verdict.headline.startswith("wrong on")
     assert verdict.rows
     assert "In another check: It raised RuntimeError: only vectors" in verdict.sentences
+
+
+def test_what_a_scenario_was_handed_is_shown_under_its_own_names():
+    wrong = next(m for m in MISCONCEPTIONS["bf16_loss"] if m.function.__name__ == "always_cpu")
+    assert [row.label for row in verdict_on(wrong).rows][:3] == ["device_type", "batch", "length"]
+    wrong = next(m for m in MISCONCEPTIONS["MiniAutocast"] if m.function.__name__ == "casts_doubles")
+    labels = [row.label for row in verdict_on(wrong).rows]
+    assert labels[:3] == ["table", "dtype", "op"]
+    assert labels[3:-2] == ["dtypes"] * 2

@@ -22,13 +22,9 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
     """What element `index` of a comparison was computed from: the format, and each argument's element with its bits."""
     rows = []
     fmt = next((arg for arg in record.call.args if isinstance(arg, Format)), None)
-    scenario = record.call.scenario
-    names = list(inspect.signature(scenario).parameters)[1:] if scenario else list(blank.signature.parameters)
-    args = list(record.call.args)
-    tensors = sum(isinstance(arg, Tensor) for arg in args)
-    if scenario and len(args) > len(names):  # its last parameter takes any number of settings
-        args[len(names) - 1 :] = [tuple(args[len(names) - 1 :])]
-    for name, arg in zip(names, args, strict=False):
+    names = _argument_names(blank, record.call)
+    tensors = sum(isinstance(arg, Tensor) for arg in record.call.args)
+    for name, arg in zip(names, record.call.args, strict=False):
         if isinstance(arg, Format):
             rows.append(Row("format", _format_text(arg)))
         elif isinstance(arg, Tensor) and isinstance(record.want[0], Tensor) and arg.shape == record.want[0].shape:
@@ -40,6 +36,15 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
         else:
             rows.append(Row(name, _short(arg)))
     return rows
+
+
+def _argument_names(blank: Blank, call: Call) -> list[str]:
+    """A name for each argument: of the answer's contract, or of the scenario that drove it (`*dtypes` for many)."""
+    if call.scenario is None:
+        return list(blank.signature.parameters)
+    parameters = list(inspect.signature(call.scenario).parameters.values())[1:]
+    names = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    return names + [each.name for each in parameters if each.kind is each.VAR_POSITIONAL] * len(call.args)
 
 
 def result_rows(record: Record, index: int) -> list[Row]:
