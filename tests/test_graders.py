@@ -52,7 +52,7 @@ def fits(value, hint):
         return any(fits(value, part) for part in parts)
     if kind is list:
         return type(value) is list and all(fits(each, parts[0]) for each in value)
-    if kind is not None or hint in (object, torch.nn.Module, Callable):
+    if kind is not None or hint in (object, Callable) or issubclass(hint, torch.nn.Module):
         return isinstance(value, kind or hint)
     return type(value) is hint
 
