@@ -478,7 +478,7 @@ def train_recorded(recording, show):
         x, y = corpus.batch("train", step_generator(5, step), batch=12, context=SIZE.context)
         watched = step % EVERY == 0
         with Taps(model, WATCHED, exponent_histogram) if watched else contextlib.nullcontext() as taps:
-            _, loss = model(x, y)
+            loss = model(x, y)[1]
             optimizer.zero_grad()
             loss.backward()
         before = {name: model.get_submodule(name).weight.detach().clone() for name in MOVING} if watched else {}
