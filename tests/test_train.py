@@ -265,7 +265,7 @@ def test_settings_that_cannot_be(changes, words):
 def test_presets_are_nanogpts_but_for_the_learning_rate_of_the_smallest():
     baby, gpt2 = settings("baby"), settings("gpt2")
     assert (baby.steps, baby.lr, baby.min_lr, baby.warmup, baby.beta2, baby.weight_decay, baby.clip) == (
-        2000, 2e-3, 1e-4, 100, 0.99, 0.1, 1.0,
+        2000, 1.5e-3, 1e-4, 100, 0.99, 0.1, 1.0,
     )  # fmt: skip
     assert (baby.layers, baby.width, baby.context, baby.batch, baby.eval_every, baby.dropout) == (
         4,
