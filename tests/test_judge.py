@@ -132,6 +132,7 @@ def in_notebook(name, source):
 # --- the same verdict everywhere --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [blank.name for blank in in_order()])
 def test_the_reference_gets_the_same_verdict(name, workers):
     source = reference_source(name)

@@ -323,6 +323,7 @@ def differ(one, other):
     return any(record.wrong.any() for record in case.records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=label)
 def test_try_it_shows_the_difference(wrong):
     name = wrong.exercise
