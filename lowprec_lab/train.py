@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
+import importlib
 import os
 import signal
 import sys
@@ -113,6 +115,7 @@ def train(
         if on_start is not None:
             on_start(trainer)
         loop.go(min(told.steps, stop_at or told.steps))
+        trainer.leave_processes()
         sample = ""
         if rank == 0 and trainer.step == told.steps and told.sample:
             sample = trainer.sample(told.sample)
@@ -343,17 +346,25 @@ def _threads(told: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _processes(told: Settings) -> Iterator[int]:
-    """Join the other processes under torchrun; the rank of this one, 0 where it is alone."""
+    """Join the other processes under torchrun; the rank of this one, 0 where it is alone.
+
+    The group has to be gone, and its threads with it, before Python ends: a thread of gloo's that lets go of a tensor
+    while Python ends brings the process down ("terminate called without an active exception"). torch's own
+    distributed.nn takes the group of the moment of its import as a default argument and so holds it for ever; it is
+    therefore imported before there is one.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield dist.get_rank() if dist.is_initialized() else 0
         return
     on_gpus = told.device.startswith("cuda") or (told.device == "auto" and torch.cuda.is_available())
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    importlib.import_module("torch.distributed.nn")
     dist.init_process_group("nccl" if on_gpus else "gloo")
     try:
         yield dist.get_rank()
     finally:
+        gc.collect()  # what holds the group is in cycles of references
         dist.destroy_process_group()
 
 

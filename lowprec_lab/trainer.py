@@ -132,6 +132,12 @@ class Trainer:
         self.model.train()
         return vocabulary.decode(made[0].cpu())
 
+    def leave_processes(self) -> None:
+        """Let go of what holds on to the other processes: their group can only be ended when nothing uses it."""
+        if self.world > 1:
+            dist.barrier()  # nobody leaves while another is still at work
+            self._forward = self.model
+
     def state_dict(self) -> dict:
         """Everything that the next step depends on, for a checkpoint."""
         return {
