@@ -17,6 +17,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -241,6 +242,8 @@ class ConstantScale:
 def loss_scaler(setting: str | float, say: Callable[[str], None] = lambda line: None) -> object:
     """The scaler that a run is told to use: "dynamic", "none", or a number, which stays and skips bad steps too.
 
+    A number below 1, such as 1/640, is the share of one batch in a step that is made of so many.
+
     A scaler has `scale` (a float), `update(found_inf)` after each step, and `state_dict`/`load_state_dict`. Where it
     has `checks`, and it is False, bad steps are taken all the same. The dynamic one is the learner's DynamicLossScaler,
     or what stands in for it; say is called with a line on whose it is. Raises ValueError for any other setting.
@@ -250,11 +253,11 @@ def loss_scaler(setting: str | float, say: Callable[[str], None] = lambda line: 
     if setting == "none":
         return ConstantScale(1.0, checks=False)
     try:
-        scale = float(setting)
-    except ValueError:
+        scale = float(Fraction(setting)) if "/" in str(setting) else float(setting)
+    except (ValueError, ZeroDivisionError):
         scale = math.nan
     if not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"a loss scale is dynamic, none, or a number above 0, not {setting!r}")
+        raise ValueError(f"a loss scale is dynamic, none, or a number above 0 (1024, or 1/640), not {setting!r}")
     return ConstantScale(scale)
 
 

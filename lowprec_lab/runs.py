@@ -67,8 +67,8 @@ class Run:
     def clear(self) -> None:
         """Forget what was there: the run starts again."""
         with explained(self.folder):
-            for path in (*self.folder.glob("checkpoint*.pt"), *self.folder.glob("*.json*"), self.folder / "sample.txt"):
-                path.unlink(missing_ok=True)
+            for name in ("settings.json", "log.jsonl", "checkpoint.pt", "checkpoint.previous.pt", "sample.txt"):
+                (self.folder / name).unlink(missing_ok=True)  # and nothing else that may lie in a folder of that path
             shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
 
     # Settings.

@@ -104,12 +104,13 @@ def train(
     run = Run(run_folder(name or f"{told.preset}-{told.precision}"))
     with _processes(told) as rank, _threads(told), deterministic(), _Stop() as stop:
         say = say if rank == 0 else _silent
-        state = _start(run, told, resume, overwrite, say)
+        state = _look(run, told, resume, overwrite, say)
         trainer = Trainer(told, corpus if corpus is not None else load_corpus(say), say)
         if state is not None:
             _require_same_text(state, trainer)
             trainer.load_state_dict(state["trainer"])
             say(f"Going on after step {trainer.step} of {told.steps}.")
+        _claim(run, told, rank, clear=overwrite and not resume)
         say(_what(told, trainer, run))
         loop = _Loop(run, trainer, rank, progress, on_step, stop)
         if on_start is not None:
@@ -147,26 +148,27 @@ def resume_settings(name: str, given: dict) -> Settings:
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
-def _start(run: Run, told: Settings, resume: bool, overwrite: bool, say) -> dict | None:
-    """Have the folder ready, and say what changes; the checkpoint to go on from, or None."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
+def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say) -> dict | None:
+    """The checkpoint to go on from, or None; says what changes. Nothing is written yet."""
     if run.exists() and not resume and not overwrite:
         raise RunError(
             f"there is a run in {run.folder} already. Go on with it (--resume), begin it again (--overwrite), or "
             "choose another --name"
         )
+    state = run.load(say) if resume else None
+    if state is not None:
+        _compare(run, state, told, say)
+    return state
+
+
+def _claim(run: Run, told: Settings, rank: int, clear: bool) -> None:
+    """From here on the folder is this run's: what could be refused has been looked at."""
     if dist.is_initialized():
         dist.barrier()  # everybody has looked before anybody writes
-    state = None
-    if resume:
-        state = run.load(say)
-        if state is not None:
-            _compare(run, state, told, say)
-    elif rank == 0 and overwrite:
-        run.clear()
     if rank == 0:
+        if clear:
+            run.clear()
         run.write_settings(told)
-    return state
 
 
 def _compare(run: Run, state: dict, told: Settings, say) -> None:

@@ -164,10 +164,11 @@ def test_settings_of_the_scale():
     assert said == ["The scale of the loss is set by reference: DynamicLossScaler (exercise 6.3)."]
     assert (loss_scaler("none").scale, loss_scaler("none").checks) == (1.0, False)
     assert (loss_scaler("1024").scale, loss_scaler("1024").checks) == (1024.0, True)
+    assert (loss_scaler("1/640").scale, loss_scaler("1/640").checks) == (1 / 640, True)
     fixed = ConstantScale(8.0)
     fixed.update(True)
     assert fixed.scale == 8.0
-    for wrong in ("0", "-2", "much", "inf", "nan"):
+    for wrong in ("0", "-2", "much", "inf", "nan", "1/0", "1/-4", "1/", "a/b"):
         with pytest.raises(ValueError, match="a loss scale is dynamic, none, or a number above 0"):
             loss_scaler(wrong)
 

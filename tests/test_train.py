@@ -353,6 +353,19 @@ def test_a_run_is_not_overwritten_by_accident():
     assert len(Run(run_folder("run")).read_log()) == 3
 
 
+def test_overwriting_takes_what_is_the_runs_and_nothing_else():
+    go()
+    folder = run_folder("run")
+    (folder / "my-notes.json").write_text("{}")
+    with pytest.raises(trainer.TrainingError, match="no device"):
+        go(overwrite=True, device="toaster")
+    assert Run(folder).load()["step"] == 12  # what is refused has overwritten nothing
+    go(overwrite=True, steps=3)
+    assert sorted(each.name for each in folder.iterdir()) == [
+        "checkpoint.pt", "log.jsonl", "my-notes.json", "sample.txt", "settings.json",
+    ]  # fmt: skip
+
+
 def test_another_number_of_threads_is_said(capsys):
     go(stop_at=6)
     go(resume=True, threads=2)
@@ -557,6 +570,7 @@ def test_commands_that_are_wrong(capsys, monkeypatch, tmp_path, arguments, statu
         monkeypatch.setenv(name, value)
     assert cli.main(["train", *arguments]) == status
     assert words in capsys.readouterr().err
+    assert not list((tmp_path / "work").rglob("settings.json"))  # a run that is refused leaves no folder
 
 
 @pytest.mark.slow
