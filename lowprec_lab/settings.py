@@ -39,7 +39,9 @@ class Settings:
 
     preset: str = _setting("baby", "baby, shakespeare_char or gpt2: sizes, and defaults for what follows")
     precision: str = _setting("fp32", "fp32, bf16 or fp16")
-    loss_scale: str = _setting("auto", "dynamic, none, or a number, such as 1024 or 1/640 (auto: dynamic for fp16, else none)")
+    loss_scale: str = _setting(
+        "auto", "dynamic, none, or a number, such as 1024 or 1/640 (auto: dynamic for fp16, else none)"
+    )
     steps: int = _setting(2000, "optimizer steps; the learning rate falls until the last", 1)
     batch: int = _setting(12, "sequences in a batch", 1)
     accumulate: int = _setting(1, "batches whose gradients make one step, on each process", 1)
