@@ -59,10 +59,11 @@ def time_limit(seconds: float) -> Iterator[None]:
             wait = 1.0
 
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     interrupted = False
     try:
-        yield
+        with _interruptible():
+            watcher.start()
+            yield
     except KeyboardInterrupt:
         if not fired.is_set():
             raise
@@ -77,8 +78,23 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TookTooLongError(f"was stopped after {seconds:g} s")
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have Python listen to SIGINT: a process that a script started in the background was told to ignore it."""
+    before = signal.getsignal(signal.SIGINT)
+    if callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if before is not None:  # None: not set by Python, and nothing that it could set again
+            signal.signal(signal.SIGINT, before)
+
+
 def _interrupt_main_thread() -> None:
-    if callable(signal.getsignal(signal.SIGINT)) and hasattr(signal, "pthread_kill"):
+    if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # a real signal ends time.sleep as well
     else:
         _thread.interrupt_main()

@@ -1,5 +1,6 @@
 """The time that an answer has: of the processor where the machine is busy, of the clock where it only waits."""
 
+import signal
 import time
 
 import pytest
@@ -41,3 +42,20 @@ def test_how_much_is_still_due():
     assert limits._still_due(10, took=10, used=4) == 6
     assert limits._still_due(10, took=10, used=0.5) == 0  # it waits
     assert limits._still_due(10, took=60, used=9) == 0
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_process_that_was_told_to_ignore_ctrl_c_is_stopped_all_the_same(before):
+    """A script that starts a program in the background has it ignore SIGINT."""
+
+    def computes_for_a_minute():
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends:
+            pass
+
+    handler = signal.signal(signal.SIGINT, before)
+    try:
+        assert stopped_after(computes_for_a_minute, 0.2) < 30
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, handler)
