@@ -175,6 +175,23 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def record(options: argparse.Namespace) -> int:
+    """Make the long training runs again that a chapter's page shows; what was stopped goes on."""
+    from lowprec_lab.data import DataError
+    from lowprec_lab.long_runs import record
+    from lowprec_lab.runs import RunError
+
+    try:
+        out = Path(options.out) if options.out else None
+        recorded = record(_chapter(options.chapter).name, options.seeds, out, steps=options.steps)
+    except (RunError, DataError) as error:
+        return _failed(error)
+    except ValueError as error:  # a chapter without such runs
+        raise CommandError(str(error)) from error
+    print(recorded.table(recorded.runs[0].name))
+    return 0
+
+
 def prove(options: argparse.Namespace) -> int:
     """Compare your rounder, or the reference, with what is right on all 2^32 float32."""
     from lowprec_lab.formats import FormatError
@@ -364,6 +381,12 @@ def _parser() -> argparse.ArgumentParser:
     comparing = command(compare, "compare", json_too=True)
     comparing.add_argument("runs", nargs="+", metavar="RUN", help="names in work/runs, or paths")
     comparing.add_argument("--out", metavar="FILE", help="the picture, .png or .svg (default: work/runs/compare.png)")
+
+    recording = command(record, "record")
+    recording.add_argument("chapter", metavar="CHAPTER", help="number or name: 06, loss_scaling")
+    recording.add_argument("--seeds", type=int, nargs="+", default=[1337, 1, 2], metavar="N", help="(1337 1 2)")
+    recording.add_argument("--steps", type=int, default=2000, metavar="N", help="of each run (default: 2000)")
+    recording.add_argument("--out", metavar="FILE", help="where to (default: the file that the page reads)")
 
     grading = command(grade, "grade", json_too=True)
     grading.add_argument("chapter", metavar="CHAPTER", help="number or name: 01, bits")

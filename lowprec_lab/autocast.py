@@ -200,19 +200,36 @@ def autocast_result(op: str, device_type: str, *dtypes: torch.dtype) -> torch.dt
 # --- scenarios: what drives the answers that are context managers, or are handed a model ------------------------------
 
 
-def _on_one_thread(scenario: Callable) -> Callable:
-    """Run a scenario on one thread: its tensors are tiny, and threads that wait for each other take far longer."""
+def _apart(scenario: Callable) -> Callable:
+    """Run a scenario on one thread, and switch off whatever modes an answer leaves on, with a last line that says so.
+
+    Its tensors are tiny, and threads that wait for each other take far longer. A mode that stays on would work on
+    everything that comes after it in this process, the next answer too.
+    """
 
     @functools.wraps(scenario)
     def run(*args: object) -> object:
-        threads = torch.get_num_threads()
+        threads, before = torch.get_num_threads(), [depth() for depth, _ in _MODE_STACKS]
         torch.set_num_threads(1)
+        left = 0
         try:
-            return scenario(*args)
+            result = scenario(*args)
         finally:
             torch.set_num_threads(threads)
+            for (depth, pop), start in zip(_MODE_STACKS, before, strict=True):
+                while depth() > start:
+                    pop()
+                    left += 1
+        return f"{result}\nafter its block the mode is still on" if left else result
 
     return run
+
+
+# torch's two stacks of modes: how many are on one, and how the topmost is taken off.
+_MODE_STACKS = (
+    (torch._C._len_torch_function_stack, torch._C._pop_torch_function_stack),
+    (torch._C._len_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack),
+)
 
 
 def small_gpt(layers: int = 1, bias: bool = False, fused: bool = True, seed: int = 0, kind: type = GPT) -> GPT:
@@ -252,7 +269,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@_on_one_thread
+@_apart
 def loss_facts(
     bf16_loss: Callable, device_type: str, batch: int = 2, length: int = 8, training: bool = True, seed: int = 0
 ) -> str:
@@ -348,7 +365,7 @@ PROGRAMS: dict[str, Callable[[torch.dtype], Tensor]] = {
 }
 
 
-@_on_one_thread
+@_apart
 def recorded(recorder_class: type, program: str, dtype: torch.dtype) -> str:
     """What an `OpRecorder` notes of one of `PROGRAMS`, a line for each op, run with operands of `dtype`."""
     run, recorder = PROGRAMS[program], recorder_class()
@@ -359,7 +376,7 @@ def recorded(recorder_class: type, program: str, dtype: torch.dtype) -> str:
     return "\n".join([*_op_lines(recorder), f"the result is {'' if torch.equal(result, right) else 'not '}the same"])
 
 
-@_on_one_thread
+@_apart
 def recorded_in_two_blocks(recorder_class: type, program: str, dtype: torch.dtype) -> str:
     """The same in the second of two blocks: the first ends with an error, and one more op runs between them."""
     recorder = recorder_class()
@@ -372,7 +389,7 @@ def recorded_in_two_blocks(recorder_class: type, program: str, dtype: torch.dtyp
     return "\n".join(_op_lines(recorder))
 
 
-@_on_one_thread
+@_apart
 def recorded_gpt(recorder_class: type, precision: torch.dtype, layers: int, fused: bool, backward: bool) -> str:
     """What an `OpRecorder` notes of a small GPT: forward under autocast (float32: without), and backward if asked."""
     model, (x, y) = small_gpt(layers, fused=fused), small_batch()
@@ -425,7 +442,7 @@ def _policy_of(table: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
     return lambda op: rules.get(op, "as is")
 
 
-@_on_one_thread
+@_apart
 def traced_gpt(
     autocast_class: Callable, table: tuple, dtype: torch.dtype, layers: int, fused: bool, bias: bool, passes: int
 ) -> str:
@@ -442,7 +459,7 @@ def traced_gpt(
     return trace.text()
 
 
-@_on_one_thread
+@_apart
 def traced_op(autocast_class: Callable, table: tuple, dtype: torch.dtype, op: str, *dtypes: torch.dtype) -> str:
     """The trace of one op of `OPS` in a block, on operands of these dtypes (`call_op`)."""
     with _Trace() as trace, autocast_class(_policy_of(table), dtype):
@@ -450,7 +467,7 @@ def traced_op(autocast_class: Callable, table: tuple, dtype: torch.dtype, op: st
     return trace.text()
 
 
-@_on_one_thread
+@_apart
 def traced_keywords(autocast_class: Callable, policy: str, dtype: torch.dtype, *dtypes: torch.dtype) -> str:
     """The trace of linear, addmm and stack whose operands are handed over by keyword, under one policy."""
     first, last = dtypes[0], dtypes[-1]
@@ -462,7 +479,7 @@ def traced_keywords(autocast_class: Callable, policy: str, dtype: torch.dtype, *
     return trace.text()
 
 
-@_on_one_thread
+@_apart
 def traced_weight(
     autocast_class: Callable, dtype: torch.dtype, uses: int, blocks: int, leaf: bool, requires_grad: bool
 ) -> str:
@@ -483,7 +500,7 @@ def traced_weight(
     return trace.text()
 
 
-@_on_one_thread
+@_apart
 def weight_casts(
     count_weight_casts: Callable,
     layers: int,

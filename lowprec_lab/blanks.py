@@ -75,6 +75,7 @@ def blank(
             return current(name)(*args, **kwargs)
 
         dispatcher.__lowprec_blank__ = name
+        dispatcher.__mro_entries__ = lambda _bases: (current(name),)  # so that a class can inherit from the answer
         return dispatcher
 
     return declare

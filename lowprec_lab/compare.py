@@ -103,11 +103,11 @@ def plot(curves: list[Curve]):
         axes.set_ylabel("loss (nats for each character)")
         axes.grid()
         axes.set_title("Training loss (thin) and validation loss (dots)")
-        _label(axes, ends)
+        label_ends(axes, ends)
     return made
 
 
-def _label(axes, ends: list[tuple[float, float, str, str]]) -> None:
+def label_ends(axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Names beside the ends of the lines, moved apart where they would lie on each other."""
     low, high = axes.get_ylim()
     room, height = (high - low) / 22, -float("inf")

@@ -27,7 +27,7 @@ def unscale_(gradients: list[Tensor | None], scale: float) -> None:
 
     gradients: float32 tensors of any shapes; None stands for a parameter without a gradient. scale: above 0.
     Each gradient is multiplied by one float32 number: 1 / scale, worked out in float64 and rounded to float32.
-    ValueError for a float16 gradient ("Attempting to unscale FP16 gradients."), before any gradient is changed.
+    ValueError for a float16 gradient (torch says "Attempting to unscale FP16 gradients."), before any gradient is changed.
     """
 
 
@@ -254,7 +254,7 @@ def gradients_taken(step: Callable, inputs: Tensor, scale: float, interval: int,
 
 
 def steps_told(step: Callable, inputs: Tensor, scale: float, interval: int, max_norm: float) -> tuple[str, ...]:
-    """For each step, in words: the loss and whether it was skipped, as returned, and the scale after it."""
+    """For each step, in words: the loss and whether it was skipped, as returned, and then the scale after it."""
     return tuple(_train(step, inputs, scale, interval, max_norm)[1])
 
 
@@ -265,10 +265,14 @@ def _train(step: Callable, inputs: Tensor, scale: float, interval: int, max_norm
         loss, skipped = step(model, x, x, _Recorder(row), scaler, max_norm)
         left = any(each.grad is not None and bool(each.grad.any()) for each in model.parameters())
         told.append(
-            f"loss {loss:g}, {'skipped' if skipped else 'taken'}, then scale {scaler.scale:g}"
+            f"loss {_as_told(loss, float, '{:g}')}, skipped: {_as_told(skipped, bool, '{}')}, scale {scaler.scale:g}"
             + (", and a gradient is left" if left else "")
         )
     return taken, told
+
+
+def _as_told(value: object, kind: type, text: str) -> str:
+    return text.format(value) if isinstance(value, kind) else f"a {type(value).__name__} and no {kind.__name__}"
 
 
 class _Linear(nn.Module):

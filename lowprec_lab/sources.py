@@ -125,13 +125,13 @@ def _parse(source: str, name: str) -> ast.Module:
 
 
 def chapter_names(blank: Blank, earlier: Callable[[str], Callable]) -> dict[str, object]:
-    """What an answer finds without importing it: torch, numpy, math, the formats, and the chapter's own names.
+    """What an answer finds without importing it: torch (nn, F), numpy, math, the formats, and the chapter's own names.
 
     earlier: gives the function for each blank that the answer may call. Its own name and later blanks are not there.
     """
     module = importlib.import_module(f"lowprec_lab.{blank.module}")
     given = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in BLANKS}
-    names = {"math": math, "np": np, "torch": torch, "Tensor": torch.Tensor}
+    names = {"math": math, "np": np, "torch": torch, "Tensor": torch.Tensor, "nn": torch.nn, "F": torch.nn.functional}
     names |= {name: getattr(formats, name) for name in formats.__all__}
     names |= {name: value for name, value in given.items() if not inspect.ismodule(value)}
     names |= {other.name: earlier(other.name) for other in earlier_than(blank.name)}
@@ -275,20 +275,31 @@ def reference(name: str) -> Callable | None:
 def _reference_later(user: str) -> Callable[[str], Callable]:
     """For each earlier blank, a function that finds its reference when it is first called."""
 
-    def earlier(name: str) -> Callable:
-        found: list[Callable] = []  # kept here, so that torch.compile can follow a second call
+    def find(name: str) -> Callable:
+        function = reference(name)
+        if function is None:
+            raise AnswerError(f"{user} calls {name}, and no reference answer for {name} is installed")
+        return function
 
-        def call(*args: object, **kwargs: object) -> object:
-            if not found:
-                function = reference(name)
-                if function is None:
-                    raise AnswerError(f"{user} calls {name}, and no reference answer for {name} is installed")
-                found.append(function)
-            return found[0](*args, **kwargs)
+    return lambda name: _found_when_used(name, find)
 
-        return call
 
-    return earlier
+def _found_when_used(name: str, find: Callable[[str], Callable]) -> Callable:
+    """A function that stands in for a blank, and finds it when it is first called, or first inherited from."""
+    found: list[Callable] = []  # kept here, so that torch.compile can follow a second call
+
+    def call(*args: object, **kwargs: object) -> object:
+        if not found:
+            found.append(find(name))
+        return found[0](*args, **kwargs)
+
+    def as_a_base(_bases: tuple) -> tuple:
+        if not found:
+            found.append(find(name))
+        return (found[0],)
+
+    call.__mro_entries__ = as_a_base  # what Python asks for where a base is no class
+    return call
 
 
 def without_marks(text: str) -> str:
@@ -306,15 +317,11 @@ def earlier_answers(sources: Mapping[str, Source]) -> Callable[[str], Callable]:
     """For each earlier exercise, a function that loads its source when it is first called."""
 
     def find(name: str) -> Callable:
-        loaded: list[Callable] = []
+        if name not in sources:
+            raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not among the answers")
+        return load(sources[name], BLANKS[name], earlier, f"reference: {name}")
 
-        def call(*args: object, **kwargs: object) -> object:
-            if name not in sources:
-                raise AnswerError(f"{name} (exercise {BLANKS[name].exercise}) is not among the answers")
-            if not loaded:
-                loaded.append(load(sources[name], BLANKS[name], find, f"reference: {name}"))
-            return loaded[0](*args, **kwargs)
+    def earlier(name: str) -> Callable:
+        return _found_when_used(name, find)
 
-        return call
-
-    return find
+    return earlier

@@ -370,7 +370,7 @@ picture
 #
 # | | |
 # |---|---|
-# | in | `policy`: a function from an op's name to one of the four policies; `dtype`: of the lower precision |
+# | in | `policy`: a function from an op's name to one of the four policies; `dtype`: of the lower precision, `torch.bfloat16` by default |
 # | out | a context manager: `with MiniAutocast(policy):` |
 # | mind | `op_name(function)` gives the name to ask the policy with; lists and keyword arguments are cast, too; float64 and whole numbers never are; "promote": to float32 if any argument is float32, else nothing; a float32 *leaf that requires gradients* (a weight) is cast to `dtype` once in a block and kept, and forgotten at the end of the block, also after an error |
 #
@@ -665,13 +665,13 @@ picture
 # ---
 # ## Read the real code
 #
-# The header of torch names five policies, not four.
+# The header of torch names five policies. Three of them are yours; "as is" has no name there (it is for what is on no list), and two are variants of fp32. (What it says of FP16 for CUDA is the default; `dtype=torch.bfloat16` changes it.)
 
 # %%
 print(installed_lines("torch", "ATen/autocast_mode.h", "enum class CastPolicy", after=30, link=RELEASE + HEADER))
 
 # %% [markdown]
-# **4.A** Which of these policies (its name, as in the header) does `softmax` have on a GPU? The lists are printed above, in exercise 4.3.
+# **4.A** Which of these policies (its name, as in the enum below its first line) does `softmax` have on a GPU? The lists are printed above, in exercise 4.3.
 
 # %%
 question(

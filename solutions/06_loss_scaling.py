@@ -15,7 +15,9 @@ try:
     from lowprec_lab import LossScaleExplorer, check, fill, plots, progress, question, reveal
     from lowprec_lab.data import load_corpus, step_generator
     from lowprec_lab.formats import BF16, FP16, FP32
-    from lowprec_lab.gpt import GPT, GPTConfig
+    from lowprec_lab.gpt import GPT, GPTConfig, preset
+    from lowprec_lab.instruments import Taps, underflow_fraction
+    from lowprec_lab.long_runs import long_runs
     from lowprec_lab.loss_scaling import (
         ApexLossScaler,
         DynamicLossScaler,
@@ -113,7 +115,7 @@ LossScaleExplorer(flowing, FP16)
 # |---|---|
 # | in | `gradients`: a list of float32 tensors, or None for a parameter that has no gradient; `scale`: float above 0 |
 # | out | nothing; the tensors themselves are changed (that is what the `_` in the name says) |
-# | mind | multiply by *one float32 number*, 1 / scale, as torch does; `ValueError("Attempting to unscale FP16 gradients.")` for a float16 gradient, before anything is changed |
+# | mind | multiply by *one float32 number*, 1 / scale, as torch does; a `ValueError` for a float16 gradient (torch says "Attempting to unscale FP16 gradients."), before anything is changed |
 #
 # By hand, scale 3: 1 / 3 in float32 is 0.3333333433. A gradient of 5.0 becomes 5 * 0.3333333433 = 1.6666667163 exactly, and in float32 1.6666667461. The division 5 / 3 would have given 1.6666666269. With a power of two both are exact; scales are powers of two for a good reason.
 #
@@ -139,7 +141,7 @@ check(unscale_)
 # %% [markdown]
 # ### Exercise 6.2 · `found_nonfinite` · 15 min · easy · 2 points
 #
-# Was there an overflow? One infinite or NaN element in any gradient is enough. It is tempting to look at the sum of each gradient, since an infinity anywhere makes the sum infinite. The fallback of NVIDIA's Apex did that.
+# Was there an overflow? One infinite or NaN element in any gradient is enough. It is tempting to look at the sum of each gradient, since an infinity anywhere makes the sum infinite, or NaN where there are two of different signs. The fallback of NVIDIA's Apex did that.
 #
 # | | |
 # |---|---|
@@ -562,7 +564,7 @@ check(fp16_train_step)
 # - float32, and BF16 without a scale
 # - FP16 *naive*: no scale
 # - FP16 with a static scale of 2^10, and with one of 2^28, which is beyond the cliff at times
-# - FP16 with your `DynamicLossScaler`, which begins at 2^30, far too high, and tries a higher one every 25 good steps
+# - FP16 with your `DynamicLossScaler`, which begins at 2^30, too high for the first steps, and tries a higher one every 25 good steps
 
 
 # %%
@@ -630,10 +632,64 @@ with plots.style():
 picture
 
 # %% [markdown]
-# The naive run goes nowhere: of the gradients of the logits only the few largest survive, those of the right tokens, and the model never hears which tokens were wrong. Scaled by anything in the valley, FP16 learns as float32 does. With 2^28 many steps are skipped while gradients are large, and that time is lost. The dynamic scale needs a few bad steps to come down,
+# The naive run learns how often each character comes, within a hundred steps, and then nothing more; it even gets worse. Of the gradients of the logits only the few largest survive, those of the right tokens, and the model never hears which tokens were wrong. Scaled by anything in the valley, FP16 learns as float32 does. With 2^28 many steps are skipped while gradients are large, and that time is lost. The dynamic scale needs a few bad steps to come down,
 # and then draws its saw-tooth. BF16 runs without any of this. (The runs that learn differ in the second digit; that is the noise of so short a run. Another seed orders them otherwise.)
 #
-# For a real one, in a terminal: `lowprec-lab train --preset baby --precision fp16` trains the `baby` GPT with your `DynamicLossScaler`, once it is saved; `--loss-scale none` is the naive run, and `--loss-scale 1024` a static one. `lowprec-lab compare` draws them. There the naive run does much better, since a whole step is one batch, and its gradients are 1,280 times as large.
+# ## The long run
+#
+# Does that survive 2,000 steps of a real run? A batch of the `baby` GPT has 768 tokens, and the step of nanoGPT's GPT-2 640 times as many. Before anybody spends an hour on it: the instruments of [chapter 05](05_instruments.ipynb) say beforehand what to expect. The model learns for 50 steps in float32; then `Taps` watches what flows back to its layers, and `underflow_fraction` says
+# which share of it FP16 would turn into zero: if the batch is the whole step, if it is one of 40, one of 640, and one of 640 under the scale with which torch's scaler begins.
+#
+# **Predict first:** which layers suffer most? Look back at the heat map of chapter 05 if you like.
+
+# %%
+torch.manual_seed(1)
+baby = GPT(preset("baby", vocab_size=len(corpus.vocabulary)))
+optimizer = torch.optim.AdamW(baby.parameters(), lr=1.5e-3)
+
+
+def baby_loss(step):
+    return baby(*corpus.batch("train", step_generator(1, step), 12, 64))[1]
+
+
+for step in range(50):
+    optimizer.zero_grad()
+    baby_loss(step).backward()
+    optimizer.step()
+
+layers = ["head", *(f"blocks.{block}.{layer}" for block in (3, 0) for layer in ("mlp.up", "mlp.down", "attention.qkv"))]
+with Taps(baby, layers) as taps:
+    baby_loss(50).backward()
+factors = {"whole step": 1, "1/40": 1 / 40, "1/640": 1 / 640, "65536/640": 65536 / 640}
+print(f"{'lost in FP16':24}" + "".join(f"{name:>12}" for name in factors))
+for layer in layers:
+    lost = [underflow_fraction(taps.gradients[layer][0], FP16, factor) for factor in factors.values()]
+    print(f"{layer:24}" + "".join(f"{fraction:12.1%}" for fraction in lost))
+
+# %% [markdown]
+# Where the batch is the whole step FP16 loses little, and a run needs no scaler. As one of 640 it loses nearly all that flows into the layers that widen (`mlp.up`, `attention.qkv`), and most of what flows into the head. The scale brings all of it back.
+#
+# These runs take about an hour and a half on two cores, so here is a recording: five ways to train, three seeds each, the same batches for all runs of a seed. `1/640 of a step` means that the loss is multiplied by 1/640 before backward, and gradients by 640 after it: what each of 640 batches does to FP16, for the price of one. *Scaled* means 65536 on top, where torch's scaler begins, and where it stays for its first 2,000 good steps.
+
+# %%
+recorded = long_runs("06_loss_scaling")
+print(f"{recorded.made_with['text']}, {recorded.made_with['steps']} steps")
+print(recorded.table("float32"))
+recorded.plot("The baby GPT: five ways, three seeds", highest=4.2)
+
+# %%
+naive = recorded.finals("FP16, 1/640 of a step, naive")
+gap, error = recorded.gap("FP16, 1/640 of a step, scaled", "float32")
+print(
+    f"Naive FP16 in a step of 640 batches ends at {min(naive.values()):.2f} or above; with a scale it is {gap:+.2%} (± {error:.2%}) from float32."
+)
+unlearned = math.log(len(corpus.vocabulary))
+print(f"A model that knows nothing has {unlearned:.2f}; one that knows how often each character comes, about 3.3.")
+
+# %% [markdown]
+# The naive run learns how often each character comes, which is what the few large gradients tell, and nothing else, ever. It gives no error, and its loss is always finite: who does not compare sees a model that is bad at reading. That is what makes underflow worse than overflow, which at least shouts. The runs with a scale, and the BF16 runs without one, end within a fraction of a percent of float32.
+#
+# All of it again, in a terminal: `lowprec-lab record 06` (what was stopped goes on). One of them: `lowprec-lab train --preset baby --precision fp16 --loss-scale 1/640`. With your own `DynamicLossScaler`, once it is saved: `lowprec-lab train --preset baby --precision fp16`. `lowprec-lab compare` draws runs next to each other.
 #
 # ---
 # ## Read the real code
@@ -677,7 +733,7 @@ question(
 #
 # Four ways in which loss scaling fails, from public reports. Each cell shows the failure itself, in torch.
 #
-# **The scale falls for ever.** "Gradient overflow. Skipping step, loss scale reducing to 0.0" ([apex#318](https://github.com/NVIDIA/apex/issues/318) and many more). Here the gradients are NaN for a reason of their own, the square root of 0 in a norm, and no scale can help:
+# **The scale falls for ever.** "Gradient overflow. Skipping step, loss scale reducing to 0.0": chapter 05 looked for the layer; here is the scaler's side. These gradients are NaN for a reason of their own, the square root of 0 in a norm, and no scale can help:
 
 # %%
 weight = torch.nn.Parameter(torch.zeros(3))
@@ -695,7 +751,7 @@ print("the gradient:", weight.grad.tolist(), " the weights, never changed:", wei
 print("with a floor:", scales_after(DynamicLossScaler, "x" * 200, 2.0**16, 2.0, 0.5, 2000, 1.0)[-1])
 
 # %% [markdown]
-# A scale of 1 that still overflows tells you that the *gradients* are broken. A floor keeps that visible; the cure is to find the operation. `torch.autograd.set_detect_anomaly(True)` names the one whose backward gave NaN first:
+# A scale of 1 that still overflows tells you that the *gradients* are broken. A floor keeps that visible; the cure is to find the operation. `torch.autograd.set_detect_anomaly(True)` names the first one whose backward gives a NaN, which is not always the one at fault:
 
 # %%
 with warnings.catch_warnings():
@@ -707,6 +763,8 @@ with warnings.catch_warnings():
             print(error)
 
 # %% [markdown]
+# The root of 0 has an infinite slope. That is no NaN yet: the square, one operation earlier in the model and the next one in backward, multiplies it by 2 * 0, and 0 times infinity is. So look at what is named, and at what came out of the operation behind it.
+#
 # **6.C** From a scale of 2^16, and without a floor: after how many bad steps in a row is the scale 0? (The smallest float32 is 2^-149. What is half of it, rounded? Try `scales_after` in a cell of your own.)
 
 # %%

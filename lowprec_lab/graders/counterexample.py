@@ -39,12 +39,15 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
 
 
 def _argument_names(blank: Blank, call: Call) -> list[str]:
-    """A name for each argument: of the answer's contract, or of the scenario that drove it (`*dtypes` for many)."""
+    """A name for each argument: of the answer's contract, or of the scenario that drove it (`*dtypes` for many; `*settings` are what an object is made with)."""
     if call.scenario is None:
         return list(blank.signature.parameters)
     parameters = list(inspect.signature(call.scenario).parameters.values())[1:]
     names = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
-    return names + [each.name for each in parameters if each.kind is each.VAR_POSITIONAL] * len(call.args)
+    more = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
+    if more == ["settings"]:  # the constructor's, in its order
+        return names + [name for name in blank.signature.parameters if name != "parameters"]
+    return names + more * len(call.args)
 
 
 def result_rows(record: Record, index: int) -> list[Row]:

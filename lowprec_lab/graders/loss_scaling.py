@@ -91,7 +91,10 @@ def _refuse_half(gradients) -> None:
         raise ValueError("Attempting to unscale FP16 gradients.")
 
 
-@misconception("unscale_", "It divides by the scale: the contract multiplies by the float32 nearest to 1 / scale.")
+@misconception(
+    "unscale_",
+    "It divides by the scale, or multiplies in float64: torch multiplies by the float32 nearest to 1 / scale.",
+)
 def divides(gradients, scale):
     _refuse_half(gradients)
     for each in gradients:
@@ -282,7 +285,7 @@ def dynamic_scales(answer, case, steps: str, *settings) -> None:
 
 @check_for("DynamicLossScaler", weight=2)
 def traces_of_good_and_bad_steps(answer, case):
-    """The trace of exercise 6.5 and random ones, with intervals of 1 to 6 good steps: as torch's GradScaler."""
+    """A short trace and random ones, with intervals of 1 to 6 good steps: as torch's GradScaler."""
     dynamic_scales(answer, case, PUBLISHED, 256.0, 2.0, 0.5, 3)
     for interval in (1, 2, 3, 4, 6):
         for bad in (0.1, 0.4):
@@ -493,7 +496,7 @@ def apex_scales(answer, case, steps: str, *settings) -> None:
 
 @check_for("ApexLossScaler", weight=2)
 def traces_of_apex(answer, case):
-    """The trace of exercise 6.5 and random ones, with windows of 1 to 6 good steps."""
+    """A short trace and random ones, with windows of 1 to 6 good steps."""
     apex_scales(answer, case, PUBLISHED, 256.0, 3)
     for window in (1, 2, 3, 4, 6):
         for bad in (0.1, 0.4):
@@ -728,6 +731,20 @@ def waits_one_longer(
     return _megatron((init_scale, growth_factor, backoff_factor, growth_interval, min_scale, hysteresis + 1))
 
 
+@misconception(
+    "HysteresisLossScaler", "It falls only when the patience is exactly 0: bad steps after that one change nothing."
+)
+def falls_once(
+    init_scale=2.0**32, growth_factor=2.0, backoff_factor=0.5, growth_interval=1000, min_scale=1.0, hysteresis=2
+):
+    def bad(m, growth, backoff, interval, low, hysteresis):
+        m.good, m.patience = 0, m.patience - 1
+        if m.patience == 0:
+            m.scale = max(m.scale * backoff, low)
+
+    return _megatron((init_scale, growth_factor, backoff_factor, growth_interval, min_scale, hysteresis), bad=bad)
+
+
 @misconception("HysteresisLossScaler", "It falls at every bad step: the hysteresis is not used.")
 def has_no_patience(
     init_scale=2.0**32, growth_factor=2.0, backoff_factor=0.5, growth_interval=1000, min_scale=1.0, hysteresis=2
@@ -888,6 +905,17 @@ def decays_first(parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay
     def rule(t, p, g, memory, o):
         update = exact.adam_update(*exact.moments(memory, g, o), t, *o.betas, o.eps)
         return p * np.float32(1 - o.lr * o.weight_decay) - np.float32(o.lr) * update
+
+    return exact.Adam(rule, parameters, lr, betas, eps, weight_decay)
+
+
+@misconception(
+    "MasterWeightAdamW", "It counts steps from 0: the first bias correction divides by 1 - beta**0, which is 0."
+)
+def counts_from_zero(parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+    def rule(t, p, g, memory, o):
+        with np.errstate(all="ignore"):
+            return _plain(p, exact.adam_update(*exact.moments(memory, g, o), t - 1, *o.betas, o.eps), o)
 
     return exact.Adam(rule, parameters, lr, betas, eps, weight_decay)
 
@@ -1147,6 +1175,13 @@ def returns_the_scaled_loss(model, x, y, optimizer, scaler, max_norm):
         return float(loss.detach()) * scale
 
     return _step(model, x, y, optimizer, scaler, max_norm, reported=reported)
+
+
+@misconception(
+    "fp16_train_step", "It returns the loss as a tensor, with the whole graph behind it, and not as a float."
+)
+def returns_a_tensor(model, x, y, optimizer, scaler, max_norm):
+    return _step(model, x, y, optimizer, scaler, max_norm, reported=lambda loss, scaler: loss)
 
 
 # --- the page's questions ---------------------------------------------------------------------------------------------

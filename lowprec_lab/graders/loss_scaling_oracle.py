@@ -132,9 +132,7 @@ def train_rows(inputs: Tensor, scale: float, interval: int, max_norm: float) -> 
                 taken[step] = arrived * clipping(arrived, max_norm)
             scale = scale / 2 if bad else scale * 2 if good == interval else scale
             good = 0 if good == interval else good
-            told.append(
-                f"loss {float(x.sum(dtype=np.float64)):g}, {'skipped' if bad else 'taken'}, then scale {scale:g}"
-            )
+            told.append(f"loss {float(x.sum(dtype=np.float64)):g}, skipped: {bad}, scale {scale:g}")
     return torch.from_numpy(taken), tuple(told)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lowprec_lab.bench.other_answers import other
-from lowprec_lab.loss_scaling import found_nonfinite, unscale_
+from lowprec_lab.loss_scaling import DynamicLossScaler, found_nonfinite, unscale_
 
 # --- 6.1 unscale_ ---
 
@@ -168,6 +168,21 @@ class AroundGradScaler:
 
 
 # --- 6.4 ApexLossScaler ---
+
+
+@other("ApexLossScaler")
+class BuiltOnTheOneBefore(DynamicLossScaler):
+    def __init__(self, init_scale=2.0**16, scale_window=2000, min_loss_scale=None, max_loss_scale=2.0**24):
+        super().__init__(growth_interval=scale_window)
+        self.scale, self.window, self.good = min(init_scale, max_loss_scale), scale_window, 0
+        self.least, self.most = min_loss_scale or 0.0, max_loss_scale
+
+    def update(self, found_inf):
+        self.good += 1
+        if found_inf:
+            self.scale, self.good = max(self.least, 0.5 * self.scale), 0
+        if self.good == self.window:
+            self.scale, self.good = min(self.most, 2 * self.scale), 0
 
 
 @other("ApexLossScaler")
