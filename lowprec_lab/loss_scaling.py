@@ -27,7 +27,7 @@ def unscale_(gradients: list[Tensor | None], scale: float) -> None:
 
     gradients: float32 tensors of any shapes; None stands for a parameter without a gradient. scale: above 0.
     Each gradient is multiplied by one float32 number: 1 / scale, worked out in float64 and rounded to float32.
-    ValueError for a float16 gradient (torch says "Attempting to unscale FP16 gradients."), before any gradient is changed.
+    ValueError for a float16 gradient (torch says "Attempting to unscale FP16 gradients."), before any is changed.
     """
 
 

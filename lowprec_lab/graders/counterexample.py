@@ -39,7 +39,10 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
 
 
 def _argument_names(blank: Blank, call: Call) -> list[str]:
-    """A name for each argument: of the answer's contract, or of the scenario that drove it (`*dtypes` for many; `*settings` are what an object is made with)."""
+    """A name for each argument: of the answer's contract, or of the scenario that drove it.
+
+    `*dtypes` names all further ones; `*settings` are what an object is made with.
+    """
     if call.scenario is None:
         return list(blank.signature.parameters)
     parameters = list(inspect.signature(call.scenario).parameters.values())[1:]

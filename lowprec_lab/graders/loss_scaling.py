@@ -93,7 +93,7 @@ def _refuse_half(gradients) -> None:
 
 @misconception(
     "unscale_",
-    "It divides by the scale, or multiplies in float64: torch multiplies by the float32 nearest to 1 / scale.",
+    "It divides, or multiplies in float64: torch multiplies by the float32 nearest to 1 / scale.",
 )
 def divides(gradients, scale):
     _refuse_half(gradients)
@@ -909,9 +909,7 @@ def decays_first(parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay
     return exact.Adam(rule, parameters, lr, betas, eps, weight_decay)
 
 
-@misconception(
-    "MasterWeightAdamW", "It counts steps from 0: the first bias correction divides by 1 - beta**0, which is 0."
-)
+@misconception("MasterWeightAdamW", "It counts steps from 0: the first bias correction divides by 1 - beta**0, by 0.")
 def counts_from_zero(parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
     def rule(t, p, g, memory, o):
         with np.errstate(all="ignore"):
@@ -1177,9 +1175,7 @@ def returns_the_scaled_loss(model, x, y, optimizer, scaler, max_norm):
     return _step(model, x, y, optimizer, scaler, max_norm, reported=reported)
 
 
-@misconception(
-    "fp16_train_step", "It returns the loss as a tensor, with the whole graph behind it, and not as a float."
-)
+@misconception("fp16_train_step", "It returns the loss as a tensor, with its graph, and not as a float.")
 def returns_a_tensor(model, x, y, optimizer, scaler, max_norm):
     return _step(model, x, y, optimizer, scaler, max_norm, reported=lambda loss, scaler: loss)
 
