@@ -528,14 +528,9 @@ def casts_float32_only(policy, dtype=torch.bfloat16):
     return Caster(policy, dtype, only=torch.float32)
 
 
-class _NeverOff(Caster):
-    def __exit__(self, *error):
-        return None
-
-
 @misconception("MiniAutocast", "It is never switched off: its __exit__ does not call super().__exit__.")
 def never_off(policy, dtype=torch.bfloat16):
-    return _NeverOff(policy, dtype)
+    return Caster(policy, dtype, stays=True)
 
 
 # --- 4.5 count_weight_casts -------------------------------------------------------------------------------------------

@@ -126,23 +126,24 @@ class Caster(TorchFunctionMode):
     cached: which tensors have their cast kept ("leaves", "everything", "frozen leaves too", "nothing").
     keeps: whether casts outlive their block. lists, keywords: whether tensors there are cast. cut: whether gradients
     end at a cast. doubles: whether float64 is cast. back: whether results are cast back to float32. widest: from the
-    dtypes of the arguments to what "promote" casts to. only: the one dtype that is ever cast.
+    dtypes of the arguments to what "promote" casts to. only: the one dtype that is ever cast. stays: whether it stays
+    switched on after its block.
     """
 
     def __init__(
         self, policy, dtype=torch.bfloat16, *, cached="leaves", keeps=False, lists=True, keywords=True,
-        cut=False, doubles=False, back=False, widest=None, only=None,
+        cut=False, doubles=False, back=False, widest=None, only=None, stays=False,
     ):  # fmt: skip
         super().__init__()
         self.policy, self.dtype, self.cached, self.keeps = policy, dtype, cached, keeps
         self.lists, self.keywords, self.cut, self.doubles = lists, keywords, cut, doubles
-        self.back, self.widest, self.only = back, widest, only
+        self.back, self.widest, self.only, self.stays = back, widest, only, stays
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __exit__(self, *error):
         if not self.keeps:
             self.casts = {}
-        return super().__exit__(*error)
+        return None if self.stays else super().__exit__(*error)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
