@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from misconceptions import WRONG, label
+from misconceptions import WRONG, label, verdict_on
 from sandboxes import open_sandbox
 
 from lowprec_lab import blanks, chapters
@@ -148,14 +148,11 @@ def test_a_misconception_gets_the_same_verdict(wrong, workers):
     name, source = wrong.exercise, standing_alone(wrong)
     verdict = judge(BLANKS[name], {name: source}, workers)
     assert not verdict.passed
-    assert said(verdict) == said(in_notebook(name, source)) == said(judge_source(BLANKS[name], source, {name: source}))
-    original = grade(BLANKS[name], wrong.function)
-    assert (verdict.level, verdict.misconception, verdict.points) == (
-        original.level,
-        original.misconception,
-        original.points,
-    )
-    assert verdict.rows == original.rows
+    assert said(verdict) == said(in_notebook(name, source))
+    original = verdict_on(wrong)  # of the function itself, nobody having looked for its name
+    assert (verdict.level, verdict.points, verdict.rows) == (original.level, original.points, original.rows)
+    if wrong is MISCONCEPTIONS[name][0]:  # a terminal loads an answer in its own way, and then goes the same one
+        assert said(verdict) == said(judge_source(BLANKS[name], source, {name: source}))
 
 
 @pytest.mark.slow
