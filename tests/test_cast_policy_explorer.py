@@ -251,6 +251,25 @@ def test_a_block_that_does_not_end_is_ended(answer_in_use):
     assert "differs from the definition" in sources(explorer)[1]["note"]
 
 
+class CastsEverything(NeverEnds):
+    """Whole numbers, too: the very first op refuses them."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        args = [arg.bfloat16() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        return function(*args, **(kwargs or {}))
+
+    def __exit__(self, *error):
+        return TorchFunctionMode.__exit__(self, *error)
+
+
+def test_a_pass_may_end_with_its_first_op(answer_in_use):
+    answer_in_use("MiniAutocast", CastsEverything)
+    explorer = CastPolicyExplorer()
+    assert [row["out"] for row in explorer.rows] == [None]
+    assert "residual stream not reached; embedding refuses its dtypes" in repr(explorer)
+    assert explorer.plot().axes
+
+
 ANSWERS = [wrong for wrong in WRONG if wrong.exercise in CastPolicyExplorer.runs_on]
 
 
@@ -377,6 +396,14 @@ def test_a_table_of_ones_own_waits_for_the_kernel(show):
     page.get_by_role("button", name="Take back softmax: fp32").click()
     assert state(page)["own"] == {}
     assert page.evaluate("document.activeElement.value") == "as is"
+
+
+@pytest.mark.browser
+def test_a_pass_that_ends_at_once_is_shown(show, answer_in_use):
+    answer_in_use("MiniAutocast", CastsEverything)
+    page = show(CastPolicyExplorer())
+    assert counted(page) == ["1", "1", "0", "not reached"]
+    assert "The residual stream, the outer line, is not reached." in page.locator(".lpcast-caption").inner_text()
 
 
 THEMES = {"light": "#ffffff", "dark": "#111111"}

@@ -156,11 +156,12 @@ class Explorer {
       ["casts of activations", casts(false)],
       ["casts of weights", casts(true)],
       ["kept casts used", args.filter((arg) => arg.how === "kept").length],
-      ["residual stream", stream.join(", then ")],
+      ["residual stream", stream.join(", then ") || "not reached"],
     ];
     this.counts.replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
     const isWhole = !this.rows.at(-1).error;
-    const between = stream.length > 1 ? `changes from ${stream.join(" to ")}` : `is ${stream[0]} ${isWhole ? "from end to end" : "as far as it gets"}`;
+    const steady = stream.length ? `is ${stream[0]} ${isWhole ? "from end to end" : "as far as it gets"}` : "is not reached";
+    const between = stream.length > 1 ? `changes from ${stream.join(" to ")}` : steady;
     const sentences = [
       ...(isWhole ? [] : ["The pass does not get to the end."]),
       `On the left the way of the data: thick in FP32, thin in BF16. The residual stream, the outer line, ${between}.`,

@@ -43,9 +43,8 @@ def draw_way(axes: Axes, rows: list[dict], heights: dict[str, int]) -> None:
     for row, following in zip(rows, rows[1:], strict=False):
         ends = [heights[row["key"]], heights[following["key"]]]
         _line(axes, [_side(row), _side(following)], ends, row["out"])
-    for row, following in zip(adds, [*adds[1:], None], strict=True):
-        if following:
-            _line(axes, [_STREAM, _STREAM], [heights[row["key"]], heights[following["key"]]], row["out"])
+    for row, following in zip(adds, adds[1:], strict=False):
+        _line(axes, [_STREAM, _STREAM], [heights[row["key"]], heights[following["key"]]], row["out"])
     for row in adds:
         axes.text(_STREAM, heights[row["key"]], "+", ha="center", va="center", fontsize=10, fontweight="bold",
                   bbox={"boxstyle": "circle,pad=0.1", "facecolor": "white", "edgecolor": _QUIET})  # fmt: skip
