@@ -19,6 +19,7 @@ _HOMES = {
     "doctor": "devices",
     "AccumulatorExplorer": "explorers.accumulator_explorer",
     "BitExplorer": "explorers.bit_explorer",
+    "CastPolicyExplorer": "explorers.cast_policy_explorer",
     "ExponentHeatmap": "explorers.exponent_heatmap",
     "LossScaleExplorer": "explorers.loss_scale_explorer",
     "RoundingExplorer": "explorers.rounding_explorer",

@@ -53,7 +53,7 @@ class OpRecorder:
     def __init__(self) -> None: ...
 
 
-@blank(exercise="4.3", points=3, minutes=30)
+@blank(exercise="4.3", points=3, minutes=30, unlocks="CastPolicyExplorer casts by your table.")
 def cast_policy(op: str, device_type: str) -> str:
     """What torch.autocast does with the floating-point arguments of an op on a CPU or on a CUDA device (torch 2.13).
 
@@ -62,7 +62,7 @@ def cast_policy(op: str, device_type: str) -> str:
     """
 
 
-@blank(exercise="4.4", points=5, minutes=60)
+@blank(exercise="4.4", points=5, minutes=60, unlocks="CastPolicyExplorer casts with it.")
 class MiniAutocast:
     """A context manager in whose block the floating-point arguments of every function of torch are cast by a policy.
 

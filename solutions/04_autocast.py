@@ -17,7 +17,7 @@ try:
     from torch.utils._pytree import tree_leaves, tree_map
     from tqdm.auto import tqdm
 
-    from lowprec_lab import check, fill, plots, progress, question
+    from lowprec_lab import CastPolicyExplorer, check, fill, plots, progress, question
     from lowprec_lab.autocast import (
         OPS,
         ROUNDINGS,
@@ -334,32 +334,17 @@ for device in ("cpu", "cuda"):
     print(f"{device}: {len(OPS) - len(surprises)} of {len(OPS)} ops as predicted; surprises: {surprises or 'none'}")
 
 # %% [markdown]
-# Both tables in one picture. Look for `softmax`, `layer_norm` and `cat`, first above, then below.
+# And what do the tables make of a whole model? Below is one forward pass of the GPT, with attention written as five ops. Pick an op, and read what is cast, and why.
+#
+# **Predict first:** which ops of the block would give another dtype with CUDA's table? Choose it, and see. Then choose the second forward pass of the block: which casts does it not make again? (The badges say whose code runs. Your `cast_policy` decides as soon as you have run its cell. The casts are the exact oracle's until you write your own in exercise 4.4.)
 
 # %%
-policies = ("lower precision", "fp32", "promote", "as is")
-inks = dict(zip(policies, (plots.color_of(BF16), plots.color_of(FP32), "#C24E00", "#57606A"), strict=True))
-with plots.style():
-    picture, rows = plots.figure(9, 8.4, rows=2)
-    for axes, device in zip(rows, ("cpu", "cuda"), strict=True):
-        at = 0.0
-        for policy in policies:
-            ops = sorted(op for op in OPS if cast_policy(op, device) == policy)
-            axes.text(at, 0.4, f"{policy}: {len(ops)}", color=inks[policy], fontweight="bold")
-            for place, op in enumerate(ops):
-                label = op.replace("scaled_dot_product_attention", "scaled_dot_product_att.")
-                axes.text(at + place // 17 * 0.19, -1.0 - place % 17, label, color=inks[policy], fontsize=8)
-            at += 0.02 + 0.19 * max(1, -(-len(ops) // 17)) + 0.04 * (policy == "lower precision")
-        axes.set_xlim(0, 1.05)
-        axes.set_ylim(-17.6, 1.6)
-        axes.axis("off")
-        axes.set_title({"cpu": "Autocast on a CPU", "cuda": "Autocast on a CUDA device"}[device], loc="left")
-picture
+CastPolicyExplorer("cpu")
 
 # %% [markdown]
-# The same line of Python, `F.softmax(scores)`, is a BF16 softmax on a CPU and a float32 softmax on a GPU, and so is `layer_norm`. A model that trains on one may behave differently on the other, and nobody changed the code.
+# The same line of Python, `F.softmax(scores)`, is a BF16 softmax on a CPU and a float32 softmax on a GPU. A model that trains on one may behave differently on the other, and nobody changed the code. `layer_norm` has two policies as well, but here they come to the same: it gets the residual stream, which is float32 already.
 #
-# The surprise on CUDA is no mistake of the table: `cross_entropy_loss` is on no list there, but it calls `log_softmax` and `nll_loss`, and they are. Autocast looks at those calls, too.
+# The surprise on CUDA is no mistake of the table: `cross_entropy_loss` is on no list there, but it calls `log_softmax` and `nll_loss`, and they are. Autocast looks at those calls, too. So the explorer shows the loss as two ops there, and as one on a CPU.
 #
 # ---
 # ## Build it
@@ -464,7 +449,17 @@ for name in ("_softmax", "native_layer_norm", "gelu", "_log_softmax"):
         print(f"{name:20} {label:13} {' or '.join(' -> '.join(pair) for pair in sorted(dtypes))}")
 
 # %% [markdown]
-# The softmax of attention moves to float32. The layer norms were float32 before, because the stream is. And the loss would be BF16 with this table alone: your mode sees that Python calls `cross_entropy`, and not that `log_softmax` is called inside, where torch's own autocast would step in.
+# The softmax of attention moves to float32. The layer norms were float32 before, because the stream is. And the loss would be BF16 with this table alone: your mode sees that Python calls `cross_entropy`, and not that `log_softmax` is called inside, where torch's own autocast would step in. (The explorer makes those two calls one by one for it.)
+#
+# Why are products on a list at all, when most of what they get is BF16 already? **Predict first:** a table has softmax in float32, as on a GPU, and leaves `matmul` as it is. What comes out of the product of the shares and the values?
+
+# %%
+CastPolicyExplorer("own", {"softmax": "fp32", "matmul": "as is"})
+
+# %% [markdown]
+# Nothing: the pass ends there. The shares are float32, the values are BF16, and a matrix product wants one dtype; type promotion is for additions and the like. "Lower precision" does more than save time: it brings together what other ops have left in two dtypes.
+#
+# Take the change of `matmul` back. Then turn the residual stream into BF16 with one change to the table. There are two ops whose policy does it; chapter 03 says why nobody wants that.
 #
 # ---
 # ## What it costs, and what it does not

@@ -1,13 +1,15 @@
-"""What all tests share: the --answers option, and what happens where there is no Chromium."""
+"""What all tests share: the --answers option, a browser that shows explorers, and what happens where there is none."""
 
 import os
 
 # Tests run in two processes on two cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
-from lowprec_lab.bench.chromium import find_chromium
+from lowprec_lab.bench.chromium import chromium, find_chromium, show_widget
 from lowprec_lab.blanks import BLANKS, load_chapters
 
 load_chapters()
@@ -24,6 +26,38 @@ def chromium_path() -> str:
     path = find_chromium()
     assert path is not None, NO_CHROMIUM
     return path
+
+
+@pytest.fixture(scope="module")
+def browser(chromium_path: str) -> Iterator[object]:
+    """A running Chromium, a playwright Browser."""
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def show_until(browser) -> Iterator[Callable]:
+    """From the selector of what an explorer draws last to a function that shows explorers, each in a page of its own.
+
+    A JavaScript error in one of the pages fails the test.
+    """
+    pages, errors = [], []
+
+    def show_until(selector: str) -> Callable:
+        def show(explorer, background="#ffffff", width=1000, **options):
+            page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+            pages.append(page)
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            show_widget(page, explorer, background)
+            page.wait_for_selector(selector)
+            return page
+
+        return show
+
+    yield show_until
+    for page in pages:
+        page.close()
+    assert errors == []
 
 
 def pytest_addoption(parser):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser import Lab, NotebookPage, _end, _environment, _free_port, _wait_until_up, axe_violations, chromium
+from browser import Lab, NotebookPage, _end, _environment, _free_port, _wait_until_up, axe_violations
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from lowprec_lab import BitExplorer, bootstrap, doctor
@@ -95,12 +95,6 @@ def make_lab(folder: Path):
         yield lab, html.unescape(re.search(r'href="([^"]+)"', page)[1])
     finally:
         _end(process)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

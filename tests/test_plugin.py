@@ -8,7 +8,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser import chromium
 from classroom import (
     Room,
     answered,
@@ -338,12 +337,6 @@ PAYLOADS = {
 }  # fmt: skip
 # These reach a reader without a click.
 _ALONE = ["script", "onerror", "svg", "iframe", "toggle"]
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path):
-    with chromium() as opened:
-        yield opened
 
 
 class Visit:

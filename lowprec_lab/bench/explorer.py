@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, tuple | Callable[[], tuple], str]] = {
     "rounding, BF16": ("RoundingExplorer", ("bfloat16", 0.1), "drag"),
     "a running total": ("AccumulatorExplorer", ("bfloat16",), "[aria-label='one addition']"),
     "a heat map": ("ExponentHeatmap", _recorded, ".lpheat-map"),
+    "cast policies": ("CastPolicyExplorer", (), "[role=option]"),
 }
 
 _MEASURE = """kind => {
