@@ -12,7 +12,8 @@ import time
 import warnings
 from collections.abc import Iterator
 
-# A body gets its processor time within so many times its seconds; one that uses less than this share only waits.
+# A body gets its processor time within so many times its seconds; one that uses less than this share, and is not in the
+# queue for more, only waits.
 _LONGEST = 6.0
 _WAITING = 0.1
 
@@ -51,7 +52,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     def watch() -> None:
         began, busy, wait = time.monotonic(), time.process_time(), seconds
         while not done.wait(wait):
-            wait = 0.0 if fired.is_set() else _still_due(seconds, time.monotonic() - began, time.process_time() - busy)
+            took, used = time.monotonic() - began, time.process_time() - busy
+            wait = 0.0 if fired.is_set() else _still_due(seconds, took, used, _wants_to_run())
             if wait > 0:
                 continue
             fired.set()
@@ -100,11 +102,20 @@ def _interrupt_main_thread() -> None:
         _thread.interrupt_main()
 
 
-def _still_due(seconds: float, took: float, used: float) -> float:
+def _still_due(seconds: float, took: float, used: float, wants_to_run: bool = False) -> float:
     """How much longer a body may run that `took` so long and `used` so much of the processor: none if it only waits."""
-    if took >= _LONGEST * seconds or used < _WAITING * took:
+    if took >= _LONGEST * seconds or (used < _WAITING * took and not wants_to_run):
         return 0.0
     return max(0.0, seconds - used)
+
+
+def _wants_to_run() -> bool:
+    """Whether the main thread runs, or would if it were its turn; False where the system does not tell."""
+    try:
+        with open(f"/proc/self/task/{threading.main_thread().native_id}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,22 @@ def test_nobody_gets_more_than_six_times_the_time(monkeypatch):
     monkeypatch.setattr(limits.time, "process_time", lambda: (real() - began) / 5)
     monkeypatch.setattr(limits, "_LONGEST", 2.0)
     assert stopped_after(computes, 0.3) < 5
+
+
+def test_what_is_in_the_queue_does_not_wait():
+    """On a machine that is busy with ten other things, a body can have less than a tenth of a processor."""
+    assert limits._still_due(10, took=10, used=0.5) == 0
+    assert limits._still_due(10, took=10, used=0.5, wants_to_run=True) == 9.5
+    assert limits._still_due(10, took=60, used=0.5, wants_to_run=True) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system does not tell")
+@pytest.mark.parametrize(("body", "seen"), [(computes, True), (lambda: time.sleep(30), False)])
+def test_who_waits_and_who_would_run(body, seen, monkeypatch):
+    answers = []
+    monkeypatch.setattr(limits, "_still_due", lambda *given: answers.append(given[-1]) or 0.0)
+    stopped_after(body, 0.3)
+    assert answers == [seen]
 
 
 def test_how_much_is_still_due():
