@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from lowprec_lab.formats import BF16, E2M3, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0
 from lowprec_lab.graders import inputs, oracle
 from lowprec_lab.graders import instruments_oracle as exact
 from lowprec_lab.graders.accumulation_oracle import rounder
+from lowprec_lab.graders.case import tokens_of, type_problem
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 from lowprec_lab.instruments import gradient_through, norm_of, ratio_of, tapped
 
@@ -27,8 +29,12 @@ MADE_UP = (
     Format("e5m2_finite", 5, 2, specials="finite"),
     Format("e4m2_no_zero", 4, 2, specials="fn", subnormals=False),
     Format("e4m3_unsigned", 4, 3, specials="fn", signed=False),
+    Format("e3m3_unsigned", 3, 3, specials="fn", signed=False),
 )
-TRIED = (FP16, E4M3, E5M2, BF16, E4M3FNUZ, E5M2FNUZ, E2M3, E8M0, *MADE_UP)
+WITHOUT_ZERO, UNSIGNED = (E8M0, MADE_UP[3]), MADE_UP[4:]
+TRIED = (FP16, E4M3, E5M2, BF16, E4M3FNUZ, E5M2FNUZ, E2M3, *MADE_UP[:3])  # with a sign and a zero
+FINITE = (E2M3, MADE_UP[2])
+WITH_SPECIALS = (FP16, E4M3, E5M2, BF16, E4M3FNUZ, E5M2FNUZ, *MADE_UP[:2], *WITHOUT_ZERO, *UNSIGNED)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,18 +55,36 @@ def with_specials(x: Tensor, rng: np.random.Generator) -> Tensor:
     return mixed[torch.from_numpy(rng.permutation(len(mixed)))]
 
 
+def _with_its_place(got: object, want: Tensor, place: Callable[[int], str]) -> Callable:
+    """A function from an element of either result to text: its value, and the place where the two differ first."""
+    same_kind = type_problem(got, want) is None
+    wrong = np.flatnonzero(tokens_of(got) != tokens_of(want)) if same_kind else ()
+    where = place(int(wrong[0])) if len(wrong) else ""
+
+    def show(element: Tensor) -> str:
+        value = element.item()
+        return f"{'nothing' if value != value else value} {where}"
+
+    return show
+
+
 # --- 5.1 exponent_histogram -------------------------------------------------------------------------------------------
 
 
 def _counts(answer, case, x: Tensor) -> None:
-    case.same_bits(answer(x), exact.exponent_histogram(x))
+    got, want = answer(x), exact.exponent_histogram(x)
+    case.same_bits(got, want, show=_with_its_place(got, want, _exponent_at))
+
+
+def _exponent_at(place: int) -> str:
+    return f"with exponent {place - 149} (place {place})"
 
 
 @check_for("exponent_histogram", weight=2)
 def around_powers_of_two(answer, case):
-    """Powers of two of both signs and the float32 next to each; few numbers at a time."""
-    for low in range(-126, 128, 32):
-        powers = torch.from_numpy(np.ldexp(1.0, np.arange(low, min(low + 32, 128))))
+    """Powers of two up to 2^126, of both signs, and the float32 next to each; few numbers at a time."""
+    for low in range(-126, 127, 32):
+        powers = torch.from_numpy(np.ldexp(1.0, np.arange(low, min(low + 32, 127))))
         chosen = powers[torch.from_numpy(case.rng.permutation(len(powers))[:5])]
         near = inputs.around(chosen)
         _counts(answer, case, near)
@@ -91,11 +115,13 @@ def zeros_infinities_and_nans(answer, case):
 
 @check_for("exponent_histogram")
 def many_numbers_of_any_shape(answer, case):
-    """Every float16 and bfloat16, 3,000 random float32, few numbers many times, one, none, a transposed matrix."""
+    """Every float16 and bfloat16, 3,000 random float32, the largest ones, few numbers many times, one, none."""
     everything = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
         _counts(answer, case, everything.view(dtype))
     _counts(answer, case, inputs.random_float32(case.count(3000), case.rng))
+    for power in (2.0**127, -(2.0**127), 1.5 * 2.0**127):
+        _counts(answer, case, torch.tensor([1.0, power]))
     for times in (2, 3, 4):
         _counts(answer, case, spread(case.count(4), -20, 20, case.rng).repeat(times))
     _counts(answer, case, torch.zeros(0))
@@ -126,8 +152,25 @@ def by_rounded_log2(x):
     return _binned(np.rint(np.log2(_exponents(x)[0])))
 
 
-@misconception("exponent_histogram", "It counts every exponent one too high: frexp's fraction begins at 0.5, not at 1.")
+@misconception("exponent_histogram", "It takes floor(log2(x)) in the dtype of x: in 16 bits many logarithms round up.")
+def by_log2_in_own_dtype(x):
+    x = x[x.isfinite() & (x != 0)].abs()
+    return _binned(x.log2().floor().long().numpy())
+
+
+@misconception(
+    "exponent_histogram",
+    "It counts every exponent one too high, up to a place 277 that is not there: frexp's fraction begins at 0.5, not "
+    "at 1.",
+)
 def by_frexp(x):
+    return torch.from_numpy(np.bincount(_exponents(x)[1] + 150, minlength=277).astype(np.int64))
+
+
+@misconception(
+    "exponent_histogram", "It counts every exponent below 127 one too high: frexp's fraction begins at 0.5, not at 1."
+)
+def by_frexp_and_clamped(x):
     return _binned(_exponents(x)[1] + 1)
 
 
@@ -182,6 +225,7 @@ def each_value_once(x):
 # --- 5.2 underflow_fraction -------------------------------------------------------------------------------------------
 
 _SCALES = (1.0, 2.0**10, 2.0**-7, 3.0, 1000 / 3, 0.7)
+_LOWEST = {torch.float32: -140, torch.bfloat16: -130, torch.float16: -20}  # exponents that `spread` draws from
 
 
 def smallest(fmt: Format) -> float:
@@ -199,7 +243,8 @@ def _shares(answer, case, right, x: Tensor, fmt: Format, scale: float = 1.0) -> 
 
 def _refuses_scales(answer, case) -> None:
     for scale in (0.0, -1.0, math.inf, math.nan):
-        case.raises(ValueError, answer, torch.tensor([1.0, 2.0]), E4M3, scale)
+        for x in ([1.0, 2.0], [0.5]):
+            case.raises(ValueError, answer, torch.tensor(x), E4M3, scale)
 
 
 def on_a_tie(bound: float, scale: float) -> Tensor:
@@ -210,9 +255,29 @@ def on_a_tie(bound: float, scale: float) -> Tensor:
     return near[(products - bound).abs() < bound * 2.0**-20]
 
 
+def beside_a_tie(bound: float, rng: np.random.Generator) -> tuple[Tensor, float]:
+    """(x, scale): float32 times the scale as float32 and the product in float64 lie on different sides of `bound`.
+
+    Also when the latter is rounded to float32. A number at `bound` itself is on neither side.
+    """
+    while True:
+        scale = float(rng.uniform(1, 1000))
+        near = on_a_tie(bound, scale).numpy()
+        own, wide = near * np.float32(scale), (near.astype(np.float64) * scale).astype(np.float32)
+        apart = np.sign(own - np.float32(bound)) != np.sign(wide - np.float32(bound))
+        if apart.any():
+            return torch.from_numpy(near[apart]), scale
+
+
+def out_of_float32(rng: np.random.Generator) -> list[tuple[Tensor, float]]:
+    """(x, scale): some of the numbers become zero in float32 when they are scaled; or infinite."""
+    tiny, small, huge = spread(3, -140, -130, rng), spread(3, -70, -60, rng), spread(2, 115, 125, rng)
+    return [(torch.cat([tiny, huge]), 1e-10), (torch.cat([small, huge]), 2.0**14)]
+
+
 @check_for("underflow_fraction", weight=2)
 def near_half_of_the_smallest(answer, case):
-    """Half of the smallest value, the float32 next to it and the smallest value, of each sign, in 13 formats."""
+    """Half of the smallest value, the float32 next to it and the smallest value, of each sign, in 10 formats."""
     for fmt in TRIED:
         edge = smallest(fmt)
         if edge / 2 < 2.0**-140:
@@ -225,11 +290,11 @@ def near_half_of_the_smallest(answer, case):
 
 @check_for("underflow_fraction", weight=2)
 def scaled_first(answer, case):
-    """Numbers around the lower end of 13 formats after scaling by powers of two and by other numbers; three dtypes."""
+    """Numbers around the lower end of 12 formats after scaling by powers of two and by other numbers; three dtypes."""
     for place, fmt in enumerate((*TRIED, TF32, FP32)):
         for dtype in _DTYPES:
             scale = _SCALES[int(case.rng.integers(len(_SCALES)))]
-            bottom = max(_exponent(smallest(fmt) / scale), -20 if dtype == torch.float16 else -140)
+            bottom = max(_exponent(smallest(fmt) / scale), _LOWEST[dtype])
             x = spread(case.count(12), bottom - 3, bottom + 4, case.rng, dtype)
             _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
         _shares(answer, case, exact.underflow_fraction, spread(8, -12, 4, case.rng), fmt, _SCALES[place % 6])
@@ -241,6 +306,8 @@ def one_float32_multiplication(answer, case):
     for fmt in (FP16, E4M3, E5M2, E2M3, MADE_UP[0]):
         for scale in (3.0, 1000 / 3, 0.7, 1.1, 13.0):
             _shares(answer, case, exact.underflow_fraction, on_a_tie(smallest(fmt) / 2, scale), fmt, scale)
+        x, scale = beside_a_tie(smallest(fmt) / 2, case.rng)
+        _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
         for dtype, width in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
             scale = float(case.rng.uniform(300, 900)) if dtype == torch.float16 else 1.0 + width / 2
             near = smallest(fmt) / 2 / scale * case.rng.uniform(1 - 2 * width, 1 + 2 * width, case.count(12))
@@ -248,14 +315,16 @@ def one_float32_multiplication(answer, case):
 
 
 @check_for("underflow_fraction")
-def zeros_and_specials_do_not_count(answer, case):
-    """Zeros, infinities and NaNs among the numbers, nothing else than them, no element, a matrix, a single number."""
-    for fmt in (E4M3, FP16, E5M2, E8M0, MADE_UP[3]):
-        bottom = max(_exponent(smallest(fmt)), -120)
+def counted_before_scaling(answer, case):
+    """Zeros, infinities and NaNs among the numbers, and alone; numbers that the scale makes zero or infinite."""
+    for fmt in (E4M3, FP16, E5M2):
+        bottom = _exponent(smallest(fmt))
         x = with_specials(spread(case.count(9), bottom - 4, bottom + 4, case.rng), case.rng)
         _shares(answer, case, exact.underflow_fraction, x, fmt)
         _shares(answer, case, exact.underflow_fraction, x[x.isfinite()], fmt)
         _shares(answer, case, exact.underflow_fraction, x[~x.isnan()], fmt)
+        for x, scale in out_of_float32(case.rng):
+            _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
     for x in (torch.zeros(3), torch.zeros(0), torch.tensor([math.inf, math.nan, 0.0]), torch.tensor(1e-9)):
         _shares(answer, case, exact.underflow_fraction, x, E4M3)
     _shares(answer, case, exact.underflow_fraction, spread(12, -13, -5, case.rng).reshape(3, 4).t(), E4M3)
@@ -270,22 +339,33 @@ def scales_that_underflow_refuses(answer, case):
         _shares(answer, case, exact.underflow_fraction, x, E5M2, scale)
 
 
+@check_for("underflow_fraction")
+def without_a_sign_or_without_a_zero(answer, case):
+    """Formats without a sign; formats without subnormals, which have no zero and for which min_subnormal is None."""
+    for fmt in (*UNSIGNED, *WITHOUT_ZERO):
+        for point in (smallest(fmt) / 2, smallest(fmt) * 0.75, smallest(fmt)):
+            near = inputs.around(torch.tensor([point]))
+            _shares(answer, case, exact.underflow_fraction, near, fmt)
+            _shares(answer, case, exact.underflow_fraction, -near, fmt)
+        bottom = max(_exponent(smallest(fmt)), -130)
+        for scale in (1.0, 0.7):
+            x = spread(case.count(9), bottom - 4, bottom + 4, case.rng)
+            _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
+
+
+# The wrong answers to 5.2 and 5.3 are put together from parts: what is taken as the product, which of the products are
+# lost, and which of the numbers are counted.
+
+
 def _require_scale(scale: float) -> None:
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError("a scale is finite and above zero")
 
 
-def _numbers_of(x: Tensor) -> np.ndarray:
-    return x.detach().float().reshape(-1).numpy()
-
-
-def _counted(x: np.ndarray) -> np.ndarray:
-    return np.isfinite(x) & (x != 0)
-
-
-def _product(x: Tensor, scale: float) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return _numbers_of(x) * np.float32(scale)
+def _share(x: Tensor, fmt: Format, scale: float, product, lost, counted) -> float:
+    """The share of those that are lost, `lost(product(x, scale), fmt)`, among `counted(x)`."""
+    _require_scale(scale)
+    return _ratio(lost(product(x, scale), fmt), counted(_numbers_of(x)))
 
 
 def _ratio(lost: np.ndarray, counted: np.ndarray) -> float:
@@ -293,15 +373,60 @@ def _ratio(lost: np.ndarray, counted: np.ndarray) -> float:
     return int((lost & counted).sum()) / count if count else 0.0
 
 
+def _numbers_of(x: Tensor) -> np.ndarray:
+    return x.detach().float().reshape(-1).numpy()
+
+
+def _product(x: Tensor, scale: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return _numbers_of(x) * np.float32(scale)
+
+
+def _quotient(x: Tensor, scale: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return _numbers_of(x) / np.float32(scale)
+
+
+def _unscaled(x: Tensor, scale: float) -> np.ndarray:
+    return _numbers_of(x)
+
+
+def _own_product(x: Tensor, scale: float) -> np.ndarray:
+    return _numbers_of(x * scale)
+
+
+def _wide_product(x: Tensor, scale: float) -> np.ndarray:
+    return x.detach().double().reshape(-1).numpy() * scale
+
+
+def _wide_product_rounded(x: Tensor, scale: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return _wide_product(x, scale).astype(np.float32)
+
+
 def _vanishes(scaled: np.ndarray, fmt: Format) -> np.ndarray:
     return rounder(fmt)(np.abs(scaled)) == 0
 
 
+def _below(scaled: np.ndarray, bound: float) -> np.ndarray:
+    return np.abs(scaled).astype(np.float64) < bound
+
+
+def _up_to(scaled: np.ndarray, bound: float) -> np.ndarray:
+    return np.abs(scaled).astype(np.float64) <= bound
+
+
+def _counted(numbers: np.ndarray) -> np.ndarray:
+    return np.isfinite(numbers) & (numbers != 0)
+
+
+def _not_zero(numbers: np.ndarray) -> np.ndarray:
+    return numbers != 0
+
+
 @misconception("underflow_fraction", "It counts zeros as lost: they were zero before.")
 def counts_zeros_as_lost(x, fmt, scale=1.0):
-    _require_scale(scale)
-    numbers = _numbers_of(x)
-    return _ratio(_vanishes(_product(x, scale), fmt) | (numbers == 0), np.isfinite(numbers))
+    return _share(x, fmt, scale, _product, _vanishes, np.isfinite)
 
 
 @misconception("underflow_fraction", "It divides by the number of all elements: zeros, infinities and NaNs too.")
@@ -315,75 +440,103 @@ def underflow_of_all(x, fmt, scale=1.0):
     "underflow_fraction", "It divides by the number of all elements that are not zero: infinities and NaNs too."
 )
 def underflow_with_specials(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: np.isfinite(scaled) & _vanishes(scaled, fmt), _not_zero)
+
+
+@misconception(
+    "underflow_fraction",
+    "It counts what is finite and not zero after scaling: what the scale makes zero or infinite is missing.",
+)
+def underflow_counted_after_scaling(x, fmt, scale=1.0):
     _require_scale(scale)
-    numbers = _numbers_of(x)
-    return _ratio(_vanishes(_product(x, scale), fmt) & np.isfinite(numbers), numbers != 0)
+    scaled = _product(x, scale)
+    return _ratio(_vanishes(scaled, fmt), _counted(scaled))
 
 
 @misconception("underflow_fraction", "It counts all below the smallest value: above half of it they round up to it.")
 def below_the_smallest(x, fmt, scale=1.0):
-    _require_scale(scale)
-    limit = smallest(fmt) if fmt.subnormals else 0.0
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) < limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda y, fmt: _below(y, smallest(fmt) if fmt.subnormals else 0), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It counts all below min_subnormal(fmt): above half of it they round up to it; and for formats without subnormals "
+    "it is None.",
+)
+def below_min_subnormal(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda y, fmt: _below(y, oracle.min_subnormal(fmt)), _counted)
 
 
 @misconception("underflow_fraction", "It counts all below the smallest normal value: subnormals are not lost.")
 def below_the_smallest_normal(x, fmt, scale=1.0):
-    _require_scale(scale)
     limit = oracle.min_normal(fmt) if fmt.subnormals else 0.0
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) < limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _below(scaled, limit), _counted)
 
 
 @misconception(
     "underflow_fraction", "It counts a tie, half of the smallest value, as kept: it goes to the even one, zero."
 )
 def tie_is_kept(x, fmt, scale=1.0):
-    _require_scale(scale)
     limit = smallest(fmt) / 2 if fmt.subnormals else 0.0
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) < limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _below(scaled, limit), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It counts what is below half of min_subnormal(fmt): the tie goes to zero, too; and for formats without subnormals "
+    "it is None.",
+)
+def below_half_of_min_subnormal(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda y, fmt: _below(y, oracle.min_subnormal(fmt) / 2), _counted)
 
 
 @misconception("underflow_fraction", "It counts small numbers as lost in formats that have no zero.")
 def zero_where_there_is_none(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) <= smallest(fmt) / 2, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _up_to(scaled, smallest(fmt) / 2), _counted)
 
 
 @misconception("underflow_fraction", "It forgets the sign: every negative number counts as lost.")
 def negative_is_lost(x, fmt, scale=1.0):
-    _require_scale(scale)
-    scaled = _product(x, scale)
-    return _ratio(_vanishes(scaled, fmt) | (scaled < 0), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _vanishes(scaled, fmt) | (scaled < 0), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It rounds without taking magnitudes: negative numbers are NaN in a format that has no sign, and not zero.",
+)
+def signs_are_rounded(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: rounder(fmt)(scaled) == 0, _counted)
 
 
 @misconception("underflow_fraction", "It divides by the scale instead of multiplying with it.")
 def underflow_divides(x, fmt, scale=1.0):
-    _require_scale(scale)
-    with np.errstate(all="ignore"):
-        scaled = _numbers_of(x) / np.float32(scale)
-    return _ratio(_vanishes(scaled, fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _quotient, _vanishes, _counted)
 
 
 @misconception("underflow_fraction", "It leaves out the scale.")
 def underflow_unscaled(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_vanishes(_numbers_of(x), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _unscaled, _vanishes, _counted)
 
 
 @misconception(
     "underflow_fraction", "It multiplies 16-bit tensors in their own dtype, which rounds the product to 16 bits."
 )
 def underflow_in_own_dtype(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_vanishes(_numbers_of(x * scale), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _own_product, _vanishes, _counted)
 
 
 @misconception("underflow_fraction", "It multiplies in float64: the product is not rounded to float32.")
 def underflow_in_float64(x, fmt, scale=1.0):
-    _require_scale(scale)
     limit = smallest(fmt) / 2 if fmt.subnormals else -1.0
-    wide = np.abs(_numbers_of(x).astype(np.float64) * float(np.float32(scale)))
-    return _ratio(wide <= limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _wide_product, lambda scaled, fmt: _up_to(scaled, limit), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It multiplies in float64 and rounds the product to float32: the scale itself is not rounded to float32 first.",
+)
+def underflow_by_an_exact_scale(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _wide_product_rounded, _vanishes, _counted)
 
 
 @misconception("underflow_fraction", "It takes any scale: 0, negative ones, infinity and NaN.")
@@ -391,10 +544,16 @@ def underflow_takes_any_scale(x, fmt, scale=1.0):
     return _ratio(_vanishes(_product(x, scale), fmt), _counted(_numbers_of(x)))
 
 
+@misconception("underflow_fraction", "It refuses scales of 0 and below, and takes infinity and NaN.")
+def underflow_takes_infinite_scales(x, fmt, scale=1.0):
+    if scale <= 0:
+        raise ValueError("a scale is above zero")
+    return _ratio(_vanishes(_product(x, scale), fmt), _counted(_numbers_of(x)))
+
+
 @misconception("underflow_fraction", "It takes the mean in float32, which rounds the share to 24 bits.")
 def underflow_mean_in_float32(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return float(np.float32(_ratio(_vanishes(_product(x, scale), fmt), _counted(_numbers_of(x)))))
+    return float(np.float32(_share(x, fmt, scale, _product, _vanishes, _counted)))
 
 
 # --- 5.3 overflow_fraction --------------------------------------------------------------------------------------------
@@ -407,22 +566,26 @@ def top_of(fmt: Format) -> tuple[float, float, bool]:
     return largest, largest + step / 2, (largest / step) % 2 == 1
 
 
+def _near_the_top(answer, case, fmt: Format) -> None:
+    largest, tie, _ = top_of(fmt)
+    for point in (largest, tie, (largest + tie) / 2, tie * 1.5):
+        if point < 3e38:
+            near = inputs.around(torch.tensor([point], dtype=torch.float64))
+            _shares(answer, case, exact.overflow_fraction, near, fmt)
+            _shares(answer, case, exact.overflow_fraction, -near, fmt)
+
+
 @check_for("overflow_fraction", weight=2)
 def near_half_a_step_above_the_largest(answer, case):
-    """The largest value, half a step above it, the float32 next to each, and what lies far beyond; in 13 formats."""
-    for fmt in TRIED:
-        largest, tie, _ = top_of(fmt)
-        for point in (largest, tie, (largest + tie) / 2, tie * 1.5):
-            if point < 3e38:
-                near = inputs.around(torch.tensor([point], dtype=torch.float64))
-                _shares(answer, case, exact.overflow_fraction, near, fmt)
-                _shares(answer, case, exact.overflow_fraction, -near, fmt)
+    """The largest value, half a step above it, the float32 next to each, and what lies far beyond; in 12 formats."""
+    for fmt in WITH_SPECIALS:
+        _near_the_top(answer, case, fmt)
 
 
 @check_for("overflow_fraction", weight=2)
 def scaled_before_it_overflows(answer, case):
-    """Numbers around the upper end of 13 formats after scaling by powers of two and by other numbers; three dtypes."""
-    for place, fmt in enumerate((*TRIED, TF32, FP32)):
+    """Numbers around the upper end of 14 formats after scaling by powers of two and by other numbers; three dtypes."""
+    for place, fmt in enumerate((*WITH_SPECIALS, TF32, FP32)):
         for dtype in _DTYPES:
             scale = _SCALES[int(case.rng.integers(len(_SCALES)))]
             top = min(_exponent(oracle.max_finite(fmt) / scale), 13 if dtype == torch.float16 else 124)
@@ -434,9 +597,11 @@ def scaled_before_it_overflows(answer, case):
 @check_for("overflow_fraction")
 def one_multiplication_before_it_overflows(answer, case):
     """Products at the tie itself that are not exact, and 16-bit numbers whose product needs more than 16 bits."""
-    for fmt in (FP16, E4M3, E5M2, E2M3, E4M3FNUZ, MADE_UP[0]):
+    for fmt in (FP16, E4M3, E5M2, E4M3FNUZ, MADE_UP[0]):
         for scale in (3.0, 1000 / 3, 0.7, 1.1, 13.0):
             _shares(answer, case, exact.overflow_fraction, on_a_tie(top_of(fmt)[1], scale), fmt, scale)
+        x, scale = beside_a_tie(top_of(fmt)[1], case.rng)
+        _shares(answer, case, exact.overflow_fraction, x, fmt, scale)
         for dtype, width in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
             scale = float(case.rng.uniform(300, 900)) if dtype == torch.float16 else 1.0 + width / 2
             near = top_of(fmt)[1] / scale * case.rng.uniform(1 - 2 * width, 1 + 2 * width, case.count(12))
@@ -445,13 +610,15 @@ def one_multiplication_before_it_overflows(answer, case):
 
 @check_for("overflow_fraction")
 def what_was_infinite_before(answer, case):
-    """Zeros, infinities and NaNs among the numbers, nothing else than them, no element, a matrix, a single number."""
-    for fmt in (E4M3, FP16, E5M2, E8M0, E2M3):
+    """Zeros, infinities and NaNs among the numbers, and alone; numbers that the scale makes zero or infinite."""
+    for fmt in (E4M3, FP16, E5M2, E8M0):
         top = min(_exponent(oracle.max_finite(fmt)), 120)
         x = with_specials(spread(case.count(9), top - 4, top + 4, case.rng), case.rng)
         _shares(answer, case, exact.overflow_fraction, x, fmt)
         _shares(answer, case, exact.overflow_fraction, x[x.isfinite()], fmt)
         _shares(answer, case, exact.overflow_fraction, x[~x.isnan()], fmt)
+        for x, scale in out_of_float32(case.rng):
+            _shares(answer, case, exact.overflow_fraction, x, fmt, scale)
     for x in (torch.zeros(3), torch.zeros(0), torch.tensor([math.inf, math.nan, 0.0]), torch.tensor(1e9)):
         _shares(answer, case, exact.overflow_fraction, x, E4M3)
     _shares(answer, case, exact.overflow_fraction, spread(12, 5, 11, case.rng).reshape(3, 4).t(), E4M3)
@@ -468,6 +635,16 @@ def scales_that_overflow_refuses(answer, case):
         _shares(answer, case, exact.overflow_fraction, spread(case.count(8), 60, 70, case.rng), fmt, 2.0**62)
 
 
+@check_for("overflow_fraction")
+def with_nothing_to_overflow_to(answer, case):
+    """Formats that have no infinity and no NaN: around the largest value, and what is far beyond, with and without."""
+    for fmt in FINITE:
+        _near_the_top(answer, case, fmt)
+        top = _exponent(oracle.max_finite(fmt))
+        for scale in (1.0, 3.0):
+            _shares(answer, case, exact.overflow_fraction, spread(case.count(9), top - 4, top + 2, case.rng), fmt, scale)
+
+
 def _beyond(scaled: np.ndarray, fmt: Format) -> np.ndarray:
     _, tie, tie_is_out = top_of(fmt)
     wide = np.abs(scaled.astype(np.float64))
@@ -478,16 +655,30 @@ def _beyond(scaled: np.ndarray, fmt: Format) -> np.ndarray:
     "overflow_fraction", "It counts all above the largest value: less than half a step above it they round down to it."
 )
 def above_the_largest(x, fmt, scale=1.0):
-    _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide > top_of(fmt)[0], _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_up_to(scaled, top_of(fmt)[0]), _counted)
 
 
 @misconception("overflow_fraction", "It counts the largest value itself as an overflow, and all above it.")
 def from_the_largest_on(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_below(scaled, top_of(fmt)[0]), _counted)
+
+
+@misconception(
+    "overflow_fraction", "It counts what round_to makes the largest value: that is also what fits and is rounded to it."
+)
+def saturates(x, fmt, scale=1.0):
+    def at_the_top(scaled, fmt):
+        return _beyond(scaled, fmt) | (rounder(fmt)(np.abs(scaled)) == np.float32(top_of(fmt)[0]))
+
+    return _share(x, fmt, scale, _product, at_the_top, _counted)
+
+
+@misconception(
+    "overflow_fraction", "It looks for what is above the largest value after a round_to that saturates: nothing ever is."
+)
+def never_overflows(x, fmt, scale=1.0):
     _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide >= top_of(fmt)[0], _counted(_numbers_of(x)))
+    return 0.0
 
 
 @misconception(
@@ -495,9 +686,7 @@ def from_the_largest_on(x, fmt, scale=1.0):
     "It counts every tie as an overflow: where the largest value is even, as in E4M3, the tie goes to it.",
 )
 def every_tie_overflows(x, fmt, scale=1.0):
-    _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide >= top_of(fmt)[1], _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_below(scaled, top_of(fmt)[1]), _counted)
 
 
 @misconception(
@@ -505,32 +694,48 @@ def every_tie_overflows(x, fmt, scale=1.0):
     "It counts no tie as an overflow: where the largest value is odd, as in FP16, the tie goes beyond it.",
 )
 def no_tie_overflows(x, fmt, scale=1.0):
-    _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide > top_of(fmt)[1], _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_up_to(scaled, top_of(fmt)[1]), _counted)
 
 
 @misconception(
     "overflow_fraction", "It looks for infinities after rounding: formats without one never overflow that way."
 )
 def looks_for_infinities(x, fmt, scale=1.0):
+    def infinite(scaled, fmt):
+        return _beyond(scaled, fmt) & (fmt.specials == "ieee")
+
+    return _share(x, fmt, scale, _product, infinite, _counted)
+
+
+@misconception(
+    "overflow_fraction",
+    "It looks for infinities after a round_to that overflows to special: formats without one have NaN, or raise.",
+)
+def looks_for_infinities_and_raises(x, fmt, scale=1.0):
     _require_scale(scale)
-    lost = _beyond(_product(x, scale), fmt) if fmt.specials == "ieee" else np.zeros(x.numel(), bool)
-    return _ratio(lost, _counted(_numbers_of(x)))
+    if fmt.specials == "finite":
+        raise ValueError(f"{fmt.name} has no infinity and no NaN to overflow to")
+    return _ratio(_beyond(_product(x, scale), fmt) & (fmt.specials == "ieee"), _counted(_numbers_of(x)))
 
 
 @misconception("overflow_fraction", "It forgets the sign: negative numbers never overflow.")
 def positive_side_alone(x, fmt, scale=1.0):
-    _require_scale(scale)
-    scaled = _product(x, scale)
-    return _ratio(_beyond(scaled, fmt) & (scaled > 0), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _beyond(scaled, fmt) & (scaled > 0), _counted)
 
 
 @misconception("overflow_fraction", "It counts infinities that were there before as overflows.")
 def counts_old_infinities(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, _beyond, lambda numbers: ~np.isnan(numbers) & (numbers != 0))
+
+
+@misconception(
+    "overflow_fraction",
+    "It counts what is finite and not zero after scaling: what the scale makes zero or infinite is missing.",
+)
+def overflow_counted_after_scaling(x, fmt, scale=1.0):
     _require_scale(scale)
-    numbers = _numbers_of(x)
-    return _ratio(_beyond(_product(x, scale), fmt), ~np.isnan(numbers) & (numbers != 0))
+    scaled = _product(x, scale)
+    return _ratio(_beyond(scaled, fmt), _counted(scaled))
 
 
 @misconception("overflow_fraction", "It divides by the number of all elements: zeros, infinities and NaNs too.")
@@ -542,40 +747,48 @@ def overflow_of_all(x, fmt, scale=1.0):
 
 @misconception("overflow_fraction", "It divides by the number of finite elements: zeros are among them.")
 def overflow_with_zeros(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_product(x, scale), fmt), np.isfinite(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, _beyond, np.isfinite)
 
 
 @misconception("overflow_fraction", "It divides by the scale instead of multiplying with it.")
 def overflow_divides(x, fmt, scale=1.0):
-    _require_scale(scale)
-    with np.errstate(all="ignore"):
-        scaled = _numbers_of(x) / np.float32(scale)
-    return _ratio(_beyond(scaled, fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _quotient, _beyond, _counted)
 
 
 @misconception("overflow_fraction", "It leaves out the scale.")
 def overflow_unscaled(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_numbers_of(x), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _unscaled, _beyond, _counted)
 
 
 @misconception(
     "overflow_fraction", "It multiplies 16-bit tensors in their own dtype, where the product itself may overflow."
 )
 def overflow_in_own_dtype(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_numbers_of(x * scale), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _own_product, _beyond, _counted)
 
 
 @misconception("overflow_fraction", "It multiplies in float64: the product is not rounded to float32.")
 def overflow_in_float64(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_numbers_of(x).astype(np.float64) * float(np.float32(scale)), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _wide_product, _beyond, _counted)
+
+
+@misconception(
+    "overflow_fraction",
+    "It multiplies in float64 and rounds the product to float32: the scale itself is not rounded to float32 first.",
+)
+def overflow_by_an_exact_scale(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _wide_product_rounded, _beyond, _counted)
 
 
 @misconception("overflow_fraction", "It takes any scale: 0, negative ones, infinity and NaN.")
 def overflow_takes_any_scale(x, fmt, scale=1.0):
+    return _ratio(_beyond(_product(x, scale), fmt), _counted(_numbers_of(x)))
+
+
+@misconception("overflow_fraction", "It refuses scales of 0 and below, and takes infinity and NaN.")
+def overflow_takes_infinite_scales(x, fmt, scale=1.0):
+    if scale <= 0:
+        raise ValueError("a scale is above zero")
     return _ratio(_beyond(_product(x, scale), fmt), _counted(_numbers_of(x)))
 
 
