@@ -255,16 +255,19 @@ def on_a_tie(bound: float, scale: float) -> Tensor:
     return near[(products - bound).abs() < bound * 2.0**-20]
 
 
-def beside_a_tie(bound: float, rng: np.random.Generator) -> tuple[Tensor, float]:
-    """(x, scale): float32 times the scale as float32 and the product in float64 lie on different sides of `bound`.
+def beside_a_tie(bound: float, tie_is_above: bool, rng: np.random.Generator) -> tuple[Tensor, float]:
+    """(x, scale): x times the scale as float32, and the exact product rounded to float32, are on two sides of `bound`.
 
-    Also when the latter is rounded to float32. A number at `bound` itself is on neither side.
+    tie_is_above: whether the bound itself belongs to what is above it.
     """
+
+    def above(product: np.ndarray) -> np.ndarray:
+        return product >= np.float32(bound) if tie_is_above else product > np.float32(bound)
+
     while True:
         scale = float(rng.uniform(1, 1000))
         near = on_a_tie(bound, scale).numpy()
-        own, wide = near * np.float32(scale), (near.astype(np.float64) * scale).astype(np.float32)
-        apart = np.sign(own - np.float32(bound)) != np.sign(wide - np.float32(bound))
+        apart = above(near * np.float32(scale)) != above((near.astype(np.float64) * scale).astype(np.float32))
         if apart.any():
             return torch.from_numpy(near[apart]), scale
 
@@ -306,7 +309,7 @@ def one_float32_multiplication(answer, case):
     for fmt in (FP16, E4M3, E5M2, E2M3, MADE_UP[0]):
         for scale in (3.0, 1000 / 3, 0.7, 1.1, 13.0):
             _shares(answer, case, exact.underflow_fraction, on_a_tie(smallest(fmt) / 2, scale), fmt, scale)
-        x, scale = beside_a_tie(smallest(fmt) / 2, case.rng)
+        x, scale = beside_a_tie(smallest(fmt) / 2, False, case.rng)
         _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
         for dtype, width in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
             scale = float(case.rng.uniform(300, 900)) if dtype == torch.float16 else 1.0 + width / 2
@@ -600,7 +603,7 @@ def one_multiplication_before_it_overflows(answer, case):
     for fmt in (FP16, E4M3, E5M2, E4M3FNUZ, MADE_UP[0]):
         for scale in (3.0, 1000 / 3, 0.7, 1.1, 13.0):
             _shares(answer, case, exact.overflow_fraction, on_a_tie(top_of(fmt)[1], scale), fmt, scale)
-        x, scale = beside_a_tie(top_of(fmt)[1], case.rng)
+        x, scale = beside_a_tie(*top_of(fmt)[1:], case.rng)
         _shares(answer, case, exact.overflow_fraction, x, fmt, scale)
         for dtype, width in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
             scale = float(case.rng.uniform(300, 900)) if dtype == torch.float16 else 1.0 + width / 2
@@ -953,56 +956,77 @@ def drawn_gradients(
             return drawn
 
 
+# Magnitudes with a whole norm. Their squares, the sums of these and the norms are exact in each of the three dtypes,
+# and so are those of two of them whose norms are the legs of a triangle. Who squares in a narrow dtype is right there,
+# however sums and roots are rounded; the next check is the one that such an answer does not pass.
+_WHOLE = {3: (1, 2, 2), 4: (2, 2, 2, 2), 5: (1, 4, 2, 2), 6: (4, 4, 2), 8: (4, 4, 4, 4), 12: (8, 8, 4), 13: (3, 4, 12)}
+_LEGS = ((3,), (5,), (13,), (3, 4), (4, 3), (6, 8), (8, 6), (5, 12), (12, 5), (3, 4, 12))
+
+
+def whole_gradients(norms: tuple[int, ...], power: int, rng: np.random.Generator, dtype=torch.float32) -> list[Tensor]:
+    """A gradient for each norm: whole numbers of both signs times 2^power, in any order."""
+    drawn = [rng.permutation(_WHOLE[norm]) * rng.choice([-1, 1], len(_WHOLE[norm])) for norm in norms]
+    return [_tensor(np.ldexp(values.astype(np.float64), power), dtype) for values in drawn]
+
+
 @check_for("gradient_norm", weight=2)
 def gradients_of_usual_sizes(answer, case):
-    """One to five gradients of different shapes, between 2^-12 and 2^3, in three dtypes; (3, 4), whose norm is 5."""
+    """One to three gradients of different shapes, of whole numbers times 2^-3 to 2^3, in three dtypes."""
     _norms(answer, case, torch.tensor([3.0, -4.0]))
     _norms(answer, case, torch.tensor([[1.0, 2.0], [2.0, 4.0]]), torch.tensor([-10.0, 10.0, 0.0, 0.0]))
     for dtype in _DTYPES:
-        for sizes in ((7,), (4, 6), (2, 3, 4, 1), (5, 1, 2, 3, 4)):
-            _norms(answer, case, *drawn_gradients(sizes, -12, 3, case.rng, dtype))
-    drawn = drawn_gradients((case.count(40), 60), -12, 3, case.rng)
-    _norms(answer, case, drawn[0].reshape(-1, 4).t(), drawn[1].reshape(3, 4, 5))
+        for place in case.rng.permutation(len(_LEGS))[:4]:
+            _norms(answer, case, *whole_gradients(_LEGS[place], int(case.rng.integers(-3, 4)), case.rng, dtype))
+    for power in (-3, 0):
+        long = torch.cat([whole_gradients((norm,), power, case.rng)[0] for norm in (4, 8) * case.count(6)])
+        wide = torch.cat([whole_gradients((norm,), power, case.rng)[0] for norm in (12, 6, 3, 5, 8, 4, 13)])
+        _norms(answer, case, long.reshape(-1, 4).t(), wide.reshape(2, 3, 4))
 
 
 @check_for("gradient_norm", weight=2)
-def gradients_whose_squares_leave_float32(answer, case):
-    """Gradients near 1e-30, near 1e30, of both kinds, and four of 3e38, which are no overflow."""
-    for low, high in ((-105, -95), (95, 105), (-120, 120), (-148, -130)):
-        for sizes in ((3,), (4, 5)):
+def gradients_whose_squares_leave_their_dtype(answer, case):
+    """Gradients near 1e-30, near 1e30, of both kinds, and four of 3e38, which are no overflow; three dtypes."""
+    for low, high in ((-105, -95), (95, 105), (-148, -130)):
+        for sizes in ((3,), (4, 5), (case.count(40), 30)):
             _norms(answer, case, *drawn_gradients(sizes, low, high, case.rng))
+    for _ in range(3):
+        _norms(answer, case, *drawn_gradients((3,), -120, 60, case.rng), *drawn_gradients((2,), 100, 120, case.rng))
     _norms(answer, case, torch.full((4,), 3e38))
     _norms(answer, case, torch.full((3,), 1e-40), torch.full((2,), -1e-39))
-    for dtype in (torch.bfloat16, torch.float16):
-        _norms(answer, case, *drawn_gradients((3, 4), 8, 15, case.rng, dtype))
-        _norms(answer, case, *drawn_gradients((3, 4), -22, -10, case.rng, dtype))
-
-
-@check_for("gradient_norm")
-def gradients_that_are_not_there(answer, case):
-    """Parameters without a gradient first, in between and last; none with one; no parameter; gradients of zeros."""
-    for _ in range(3):
-        one, two = drawn_gradients((3, 2), -3, 3, case.rng)
-        _norms(answer, case, None, one, two)
-        _norms(answer, case, one, None, two)
-        _norms(answer, case, one, two, None)
-    _norms(answer, case, None, None)
-    _norms(answer, case)
-    _norms(answer, case, torch.tensor([0.0, -0.0]), torch.zeros(0))
+    for dtype, power in ((torch.bfloat16, 100), (torch.bfloat16, -100), (torch.float16, 9), (torch.float16, -17)):
+        for norms in ((3,), (6, 8)):
+            _norms(answer, case, *whole_gradients(norms, power, case.rng, dtype))
 
 
 @check_for("gradient_norm")
 def gradients_that_are_not_finite(answer, case):
     """Infinities and NaNs among the gradients."""
     for odd in ([math.inf, 1.0], [-math.inf, 2.0], [math.nan, 1.0], [math.nan, math.inf]):
-        _norms(answer, case, torch.tensor([1.0, 2.0]), torch.tensor(odd))
+        _norms(answer, case, torch.tensor([2.0, 2.0]), torch.tensor(odd))
         _norms(answer, case, torch.tensor(odd))
+
+
+@check_for("gradient_norm")
+def gradients_that_are_not_there(answer, case):
+    """Parameters without a gradient first, in between and last; none with one; no parameter; gradients of zeros."""
+    for norms in ((3, 4), (5, 12), (8, 6)):
+        one, two = whole_gradients(norms, 0, case.rng)
+        _norms(answer, case, None, one, two)
+        _norms(answer, case, one, None, two)
+        _norms(answer, case, one, two, None)
+    _norms(answer, case, torch.tensor([0.0, -0.0]), torch.zeros(0))
+    _norms(answer, case, None, None)
+    _norms(answer, case)
+
+
+def _found(parameters) -> list[Tensor]:
+    """The gradients that are there."""
+    return [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
 
 
 def _wide(parameters) -> list[np.ndarray]:
     """The gradients that are there, float64, flat."""
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return [gradient.detach().double().reshape(-1).numpy() for gradient in found]
+    return [gradient.double().reshape(-1).numpy() for gradient in _found(parameters)]
 
 
 def _length(*parts: np.ndarray) -> float:
@@ -1015,11 +1039,56 @@ def clips(parameters):
     return float(torch.nn.utils.clip_grad_norm_(list(parameters), 1.0))
 
 
+@misconception(
+    "gradient_norm",
+    "It calls clip_grad_norm_ with an infinite max_norm: where squares leave float32 the norm is wrong, and where it is "
+    "infinite, infinity / infinity makes every gradient NaN.",
+)
+def clips_to_infinity(parameters):
+    return float(torch.nn.utils.clip_grad_norm_(list(parameters), math.inf))
+
+
 @misconception("gradient_norm", "It squares in float32: tiny gradients vanish, large ones become infinite.")
 def squares_in_float32(parameters):
     with np.errstate(all="ignore"):
         squares = [np.square(each.astype(np.float32)).astype(np.float64).sum() for each in _wide(parameters)]
     return float(np.sqrt(sum(squares, start=0.0)))
+
+
+@misconception(
+    "gradient_norm",
+    "It squares gradients in their own dtype: tiny ones vanish, large ones become infinite, in FP16 from 256 on.",
+)
+def squares_in_own_dtype(parameters):
+    squares = [float(each.square().double().sum()) for each in _found(parameters)]
+    return float(np.sqrt(sum(squares, start=0.0)))
+
+
+@misconception(
+    "gradient_norm",
+    "It squares in float32, where tiny gradients vanish and large ones become infinite; and it stacks the sums: there "
+    "is nothing to stack where no gradient is.",
+)
+def stacks_float32(parameters):
+    return float(torch.stack([each.float().norm() for each in _found(parameters)]).norm())
+
+
+@misconception(
+    "gradient_norm",
+    "It squares gradients in their own dtype, where tiny ones vanish and large ones become infinite; and it stacks the "
+    "sums: there is nothing to stack where no gradient is.",
+)
+def stacks_own_dtype(parameters):
+    return float(torch.stack([each.square().sum() for each in _found(parameters)]).sum().sqrt())
+
+
+@misconception(
+    "gradient_norm",
+    "It squares in float32, where tiny gradients vanish and large ones become infinite; and it joins the gradients with "
+    "torch.cat: there is nothing to join where no gradient is.",
+)
+def joins_float32(parameters):
+    return float(torch.cat([each.flatten() for each in _found(parameters)]).norm())
 
 
 @misconception("gradient_norm", "It adds the norms of the gradients instead of their squares.")
@@ -1054,11 +1123,10 @@ def mean_of_squares(parameters):
     return _length(*parts) / math.sqrt(count) if count else 0.0
 
 
-@misconception("gradient_norm", "It squares 16-bit gradients in their own dtype.")
-def squares_in_own_dtype(parameters):
-    found = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
-    squares = [(each.square() if each.element_size() == 2 else each.double().square()).double() for each in found]
-    return float(np.sqrt(sum((float(each.sum()) for each in squares), start=0.0)))
+@misconception("gradient_norm", "It goes through the parameters twice: a generator is empty the second time.")
+def reads_a_generator_twice(parameters):
+    there = sum(each.grad is not None for each in parameters)
+    return _length(*_wide(parameters)) if there else 0.0
 
 
 @misconception("gradient_norm", "It leaves out infinities and NaNs.")
@@ -1098,28 +1166,50 @@ def step_of(size: int, low: int, high: int, ratio: float, rng: np.random.Generat
             return before, after
 
 
+def whole_step(power: int, rng: np.random.Generator, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Weights whose norm is 4 or 8, and a step whose norm is a whole number times 2^power: exact in every dtype."""
+    size = float(rng.choice([2, 4]))
+    moved = rng.choice([(1, 2, 2, 0), (2, 2, 2, 2), (1, 4, 2, 2), (4, 4, 2, 0), (3, 4, 12, 0), (8, 8, 4, 0)])
+    before = rng.choice([-size, size], 4)
+    after = before + np.ldexp(rng.permutation(moved) * rng.choice([-1.0, 1.0], 4), power)
+    return _tensor(before, dtype), _tensor(after, dtype)
+
+
+def steps_beyond_float32(count: int, rng: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Steps from a tiny weight, whose difference is the weight after it in float32, which changes the ratio."""
+    after = rng.integers(2**10, 2**11, 4096).astype(np.float64)
+    tiny = rng.integers(16, 65, 4096) * 2.0**-20  # up to half of what float32 numbers near `after` are apart
+    right, wrong = (after + tiny) / tiny, after / tiny
+    changes = right.astype(np.float32) != wrong.astype(np.float32)
+    lost = (after + tiny).astype(np.float32) == after.astype(np.float32)
+    chosen = [k for k in np.flatnonzero(changes & lost) if _clear_of_ties(float(right[k]))]
+    return [(_tensor([-tiny[k], 0.0]), _tensor([after[k], 0.0])) for k in chosen[:count]]
+
+
 @check_for("update_ratio", weight=2)
 def steps_of_usual_sizes(answer, case):
-    """Steps of a tenth to a ten-thousandth of the weights, in three dtypes; (3, 4) to (3, 4.5), whose ratio is 0.1."""
+    """Steps of a hundredth to three times the weights, in three dtypes; (3, 4) to (3, 4.5), whose ratio is 0.1."""
     _ratios(answer, case, torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
     _ratios(answer, case, torch.tensor([3.0, -4.0, 0.0]), torch.tensor([3.0, -4.0, 10.0]))
     for dtype in _DTYPES:
-        for ratio in (0.1, 0.01, 1e-3, 1e-4):
-            _ratios(answer, case, *step_of(case.count(8), -9, -4, ratio, case.rng, dtype))
-    before, after = step_of(24, -6, 2, 0.01, case.rng)
-    _ratios(answer, case, before.reshape(4, 6).t(), after.reshape(4, 6).t())
+        for power in (-5, -4, -3, -2) * case.count(1):
+            _ratios(answer, case, *whole_step(power, case.rng, dtype))
+    for power in (-7, -12):
+        before, after = whole_step(power, case.rng, torch.float32)
+        _ratios(answer, case, before.repeat(4).reshape(2, 8).t(), after.repeat(4).reshape(2, 8).t())
 
 
 @check_for("update_ratio")
 def steps_that_need_float64(answer, case):
-    """Weights near 1e-30 and 1e30; steps far larger than the weights; differences of more than 16 bits."""
+    """Weights near 1e-30 and 1e30; steps far larger than the weights; differences that 16 bits or float32 round."""
     for low, high in ((-105, -95), (95, 105), (-140, -120)):
-        _ratios(answer, case, *step_of(case.count(4), low, high, 0.05, case.rng))
-    for dtype in _DTYPES:
-        for _ in range(3):
-            before, after = step_of(case.count(6), -6, 3, 40.0, case.rng, dtype)
-            _ratios(answer, case, before, after)
-            _ratios(answer, case, torch.cat([before, after]), torch.cat([after, before]))
+        for size in (case.count(4), 40):
+            _ratios(answer, case, *step_of(size, low, high, 0.05, case.rng))
+    for dtype, tiny in ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-11)):
+        for after in (1.0, 4.0, -0.5):
+            _ratios(answer, case, _tensor([-tiny * after, 0.0], dtype), _tensor([after, 0.0], dtype))
+    for before, after in steps_beyond_float32(4, case.rng):
+        _ratios(answer, case, before, after)
 
 
 @check_for("update_ratio")
@@ -1193,12 +1283,40 @@ def subtracts_in_own_dtype(before, after):
     return _over(_length(moved), _length(old))
 
 
-@misconception("update_ratio", "It squares in float32: small weights vanish, large ones become infinite.")
+@misconception("update_ratio", "It subtracts in float32, which rounds the difference.")
+def subtracts_in_float32(before, after):
+    moved, old = _flat64(after.float() - before.float(), before)
+    return _over(_length(moved), _length(old))
+
+
+@misconception(
+    "update_ratio", "It computes in float32: differences are rounded, small weights vanish, large ones become infinite."
+)
 def ratio_in_float32(before, after):
+    return _over(float((after.float() - before.float()).norm()), float(before.float().norm()))
+
+
+@misconception(
+    "update_ratio",
+    "It computes in the tensors' own dtype: differences are rounded, small weights vanish, large ones become infinite.",
+)
+def ratio_in_own_dtype(before, after):
+    return _over(float((after - before).norm()), float(before.norm()))
+
+
+@misconception(
+    "update_ratio",
+    "It divides two norms in the tensors' own dtype: differences are rounded, small weights vanish, and 0 / 0 is NaN.",
+)
+def plain_quotient(before, after):
+    return float((after - before).norm() / before.norm())
+
+
+@misconception("update_ratio", "It compares the norms before and after: a step that turns the weights is not seen.")
+def difference_of_norms(before, after):
     old, new = _flat64(before, after)
     with np.errstate(all="ignore"):
-        squares = [np.square(each.astype(np.float32)).astype(np.float64).sum() for each in (new - old, old)]
-        return _over(*(float(np.sqrt(each)) for each in squares))
+        return _over(abs(_length(new) - _length(old)), _length(old))
 
 
 @misconception("update_ratio", "It adds 1e-8 to the norm that it divides by.")
@@ -1246,8 +1364,41 @@ def _taps(answer, case, calls: int, how: str) -> None:
     rows, width, hidden, out = (int(size) for size in case.rng.integers(2, 4, 4))
     x, up, down = (whole_numbers(shape, case.rng) for shape in ((rows, width), (hidden, width), (out, hidden)))
     got = answer.run(tapped, x, up, down, calls, how)
-    for part, right, name in zip(got, exact.tapped(x, up, down, calls, how), _RECORDED, strict=True):
-        case.same_bits(part, right, parts=(name,))
+    sizes = (1, 1) if how == "largest" else (rows * hidden, rows * out)
+    weights = (hidden * width, out * hidden)
+    places = (_entry_at("activations", sizes, calls), _entry_at("gradients", sizes, calls), _counted_at, _run_at(weights))
+    for part, right, name, place in zip(got, exact.tapped(x, up, down, calls, how), _RECORDED, places, strict=True):
+        case.same_bits(part, right, parts=(name,), show=_with_its_place(part, right, place))
+
+
+def _entry_at(kept: str, sizes: tuple[int, int], calls: int) -> Callable[[int], str]:
+    """A function from a place among all entries to the words for it: list, module, call."""
+    first = calls * sizes[0]
+
+    def place(index: int) -> str:
+        name, size, index = ("up", sizes[0], index) if index < first else ("down", sizes[1], index - first)
+        return f"in {kept}[{name!r}], call {index // size + 1} of {calls}, number {index % size + 1} of {size}"
+
+    return place
+
+
+def _counted_at(index: int) -> str:
+    """What the number at a place of the scenario's counts is a number of."""
+    if index >= 8:
+        return "(entries that are tied to the graph)" if index == 8 else "(errors that came out of the block)"
+    kept, name = ("activations", "gradients")[index // 2 % 2], ("up", "down")[index % 2]
+    return f"(entries in {kept}[{name!r}], {'in' if index < 4 else 'after'} the block)"
+
+
+def _run_at(weights: tuple[int, int]) -> Callable[[int], str]:
+    """A function from a place in the run's own results to the words for it."""
+
+    def place(index: int) -> str:
+        if not index:
+            return "for the loss of the run itself"
+        return f"in the gradient of the weight of {'up' if index <= weights[0] else 'down'}, in the run itself"
+
+    return place
 
 
 @check_for("Taps", weight=2)
@@ -1285,9 +1436,16 @@ def ended_by_an_error(answer, case):
         _taps(answer, case, calls, "error")
 
 
+@check_for("Taps")
+def backward_after_the_block(answer, case):
+    """The forward passes in the block, the backward pass after it: no gradient is kept any more."""
+    for calls in (1, 1, 2):
+        _taps(answer, case, calls, "later")
+
+
 def _recorder(
     model, names, measure, *, removes="always", swallows=False, entries="all", order="calls", place="output",
-    detach=True, forgets=False, in_place=False, twice=False
+    detach=True, forgets=False, in_place=False, twice=False, tensors=True, late_name=False
 ):  # fmt: skip
     """Taps with parts of the rule replaced."""
 
@@ -1299,8 +1457,8 @@ def _recorder(
 
         def __enter__(self):
             for name in names:
-                module = model.get_submodule(name)
-                self.handles.append(module.register_forward_hook(self.hook(name)))
+                module, kept_as = model.get_submodule(name), names[-1] if late_name else name
+                self.handles.append(module.register_forward_hook(self.hook(kept_as)))
             return self
 
         def __exit__(self, kind, *error):
@@ -1321,20 +1479,22 @@ def _recorder(
                 kept = watched.detach() if detach else watched
                 self.activations[name].append(kept if in_place else measure(kept))
                 number = len(self.gradients[name])
-                if order == "calls":
+                if order != "arrival":
                     self.gradients[name].append(None)
                 watched = module.weight if place == "weight" else watched
                 if watched.requires_grad:
-                    watched.register_hook(lambda gradient: keep(number, gradient))
+                    handle = watched.register_hook(lambda gradient: keep(number, gradient))
+                    self.handles += [handle] * tensors
 
             def keep(number, gradient):
                 found = measure(gradient.detach())
+                own = self.gradients[name]
                 if order == "arrival":
-                    self.gradients[name].append(found)
-                elif entries == "last":
-                    self.gradients[name][-1] = found
+                    own.append(found)
+                elif order == "first empty":
+                    own[next(k for k, each in enumerate(own) if each is None)] = found
                 else:
-                    self.gradients[name][number] = found
+                    own[-1 if order == "last" or entries == "last" else number] = found
                 return gradient * 2 if twice else None
 
             return forward
@@ -1345,6 +1505,14 @@ def _recorder(
 @misconception("Taps", "It never removes its hooks: what is called after the block is recorded too.")
 def never_removes(model, names, measure=torch.clone):
     return _recorder(model, names, measure, removes="never")
+
+
+@misconception(
+    "Taps",
+    "It removes the modules' hooks and leaves those on tensors: a gradient that arrives after the block is kept, too.",
+)
+def leaves_hooks_on_tensors(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, tensors=False)
 
 
 @misconception("Taps", "It removes its hooks only when the block ends without an error.")
@@ -1370,6 +1538,62 @@ def keeps_the_last_call(model, names, measure=torch.clone):
 @misconception("Taps", "It appends gradients as they arrive: backward, the last call comes first.")
 def gradients_as_they_arrive(model, names, measure=torch.clone):
     return _recorder(model, names, measure, order="arrival")
+
+
+@misconception(
+    "Taps",
+    "Its hook looks up the place when the gradient arrives: by then it is that of the last call, and all gradients of a "
+    "module are written there.",
+)
+def place_is_looked_up_late(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="last")
+
+
+@misconception("Taps", "It puts a gradient into the first place that is still empty: that of the first call.")
+def first_empty_place(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="first empty")
+
+
+@misconception(
+    "Taps",
+    "Its hooks look up the name when they are called: by then the loop is over, and all is recorded under the last name.",
+)
+def name_is_looked_up_late(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, late_name=True)
+
+
+# Who makes one of these mistakes has mostly not thought of the hooks on tensors either.
+
+
+@misconception(
+    "Taps",
+    "Its hook looks up the place when the gradient arrives: by then it is that of the last call. And the hooks on "
+    "tensors stay after the block.",
+)
+def late_place_and_hooks_stay(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="last", tensors=False)
+
+
+@misconception(
+    "Taps",
+    "Its hooks look up the name when they are called: by then it is the last one. And the hooks on tensors stay after "
+    "the block.",
+)
+def late_name_and_hooks_stay(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, late_name=True, tensors=False)
+
+
+@misconception(
+    "Taps",
+    "It appends gradients as they arrive, the last call's first. And the hooks on tensors stay after the block.",
+)
+def as_they_arrive_and_hooks_stay(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="arrival", tensors=False)
+
+
+@misconception("Taps", "It keeps copies, whatever measure is.")
+def never_measures(model, names, measure=torch.clone):
+    return _recorder(model, names, torch.clone)
 
 
 @misconception("Taps", "It records what goes into a module, not what comes out.")
