@@ -640,12 +640,13 @@ def scales_that_overflow_refuses(answer, case):
 
 @check_for("overflow_fraction")
 def with_nothing_to_overflow_to(answer, case):
-    """Formats that have no infinity and no NaN: around the largest value, and what is far beyond, with and without."""
+    """Formats that have no infinity and no NaN: around the largest value and beyond it, with and without a scale."""
     for fmt in FINITE:
         _near_the_top(answer, case, fmt)
         top = _exponent(oracle.max_finite(fmt))
         for scale in (1.0, 3.0):
-            _shares(answer, case, exact.overflow_fraction, spread(case.count(9), top - 4, top + 2, case.rng), fmt, scale)
+            x = spread(case.count(9), top - 4, top + 2, case.rng)
+            _shares(answer, case, exact.overflow_fraction, x, fmt, scale)
 
 
 def _beyond(scaled: np.ndarray, fmt: Format) -> np.ndarray:
@@ -677,7 +678,8 @@ def saturates(x, fmt, scale=1.0):
 
 
 @misconception(
-    "overflow_fraction", "It looks for what is above the largest value after a round_to that saturates: nothing ever is."
+    "overflow_fraction",
+    "It looks for what is above the largest value after a round_to that saturates: nothing ever is.",
 )
 def never_overflows(x, fmt, scale=1.0):
     _require_scale(scale)
@@ -1041,8 +1043,8 @@ def clips(parameters):
 
 @misconception(
     "gradient_norm",
-    "It calls clip_grad_norm_ with an infinite max_norm: where squares leave float32 the norm is wrong, and where it is "
-    "infinite, infinity / infinity makes every gradient NaN.",
+    "It calls clip_grad_norm_ with an infinite max_norm: where squares leave float32 the norm is wrong, and where that "
+    "is infinite, infinity / infinity makes every gradient NaN.",
 )
 def clips_to_infinity(parameters):
     return float(torch.nn.utils.clip_grad_norm_(list(parameters), math.inf))
@@ -1084,8 +1086,8 @@ def stacks_own_dtype(parameters):
 
 @misconception(
     "gradient_norm",
-    "It squares in float32, where tiny gradients vanish and large ones become infinite; and it joins the gradients with "
-    "torch.cat: there is nothing to join where no gradient is.",
+    "It squares in float32, where tiny gradients vanish and large ones become infinite; and it joins the gradients "
+    "with torch.cat: there is nothing to join where no gradient is.",
 )
 def joins_float32(parameters):
     return float(torch.cat([each.flatten() for each in _found(parameters)]).norm())
@@ -1366,7 +1368,8 @@ def _taps(answer, case, calls: int, how: str) -> None:
     got = answer.run(tapped, x, up, down, calls, how)
     sizes = (1, 1) if how == "largest" else (rows * hidden, rows * out)
     weights = (hidden * width, out * hidden)
-    places = (_entry_at("activations", sizes, calls), _entry_at("gradients", sizes, calls), _counted_at, _run_at(weights))
+    entries = [_entry_at(kept, sizes, calls) for kept in _RECORDED[:2]]
+    places = (*entries, _counted_at, _run_at(weights))
     for part, right, name, place in zip(got, exact.tapped(x, up, down, calls, how), _RECORDED, places, strict=True):
         case.same_bits(part, right, parts=(name,), show=_with_its_place(part, right, place))
 
@@ -1542,8 +1545,8 @@ def gradients_as_they_arrive(model, names, measure=torch.clone):
 
 @misconception(
     "Taps",
-    "Its hook looks up the place when the gradient arrives: by then it is that of the last call, and all gradients of a "
-    "module are written there.",
+    "Its hook looks up the place when the gradient arrives: by then it is that of the last call, and all gradients of "
+    "a module are written there.",
 )
 def place_is_looked_up_late(model, names, measure=torch.clone):
     return _recorder(model, names, measure, order="last")
@@ -1556,7 +1559,7 @@ def first_empty_place(model, names, measure=torch.clone):
 
 @misconception(
     "Taps",
-    "Its hooks look up the name when they are called: by then the loop is over, and all is recorded under the last name.",
+    "Its hooks look up the name when they are called: by then the loop is over, and all is kept under the last name.",
 )
 def name_is_looked_up_late(model, names, measure=torch.clone):
     return _recorder(model, names, measure, late_name=True)
