@@ -4,7 +4,8 @@ An instrument changes nothing, and its own arithmetic hides nothing: exponents c
 counts, sums of squares are taken in float64.
 
 What holds for `underflow_fraction` and `overflow_fraction`:
-- *Counted* are the elements that are finite and not zero; signs play no part. With none of them the share is 0.0.
+- *Counted* are the elements that are finite and not zero, before they are scaled: one that the scale makes zero or
+  infinite counts. Signs play no part. With none of them the share is 0.0.
 - Each is converted to float32 and multiplied by the scale, one float32 multiplication (the scale is rounded to float32
   first), and the magnitude of that is rounded to the format: to nearest, ties to even.
 - It *underflows* when the result is zero. A format without a zero (`fmt.subnormals` is False) loses nothing.
@@ -100,9 +101,9 @@ class Taps:
     entry is `measure(output)`, taken at once. A gradient's entry is None until the gradient of that call's output
     arrives, and `measure(gradient)` then. measure is handed tensors that are detached from the graph.
 
-    The run is the same bits as without. After the block, however it ends, nothing is watched any more; exceptions go
-    on, and what was kept stays. It also works with no gradients (`torch.no_grad`), and where the output is changed in
-    place afterwards.
+    The run is the same bits as without. After the block, however it ends, nothing is watched any more: no call is
+    recorded, and the gradient of a backward pass that comes later is not kept. Exceptions go on, and what was kept
+    stays. It also works with no gradients (`torch.no_grad`), and where the output is changed in place afterwards.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str], measure: Callable = torch.clone) -> None: ...
@@ -194,7 +195,8 @@ def tapped(
 
     x: (B, D); up: (H, D) and down: (O, H), the weights. The model is called on x, 2 x, 3 x, ... `calls` times, and half
     of the sum of the squares of all outputs goes backward. how: "train"; "largest" (measure is the largest magnitude);
-    "no_grad" (nothing goes backward); "error" (the block ends in a KeyError). Then the model is called once more.
+    "no_grad" (nothing goes backward); "error" (the block ends in a KeyError); "later" (what goes backward does so after
+    the block). Then the model is called once more.
 
     Returns (activations, gradients, counts, run). activations and gradients: all entries of "up", then of "down", flat,
     float32, NaN for what is not there. counts, int64: how many entries the lists have in the block (activations of "up"
@@ -206,13 +208,15 @@ def tapped(
     try:
         with taps as watching, torch.set_grad_enabled(how != "no_grad"):
             loss = sum((model(x * (call + 1)).square().sum() / 2 for call in range(calls)), start=loss)
-            if loss.requires_grad:
+            if loss.requires_grad and how != "later":
                 loss.backward()
             inside = _lengths(watching)
             if how == "error":
                 raise KeyError("the block ends here")
     except KeyError:
         errors = 1
+    if how == "later":
+        loss.backward()
     model(x)
     kept = (watching.activations, watching.gradients)
     sizes = [1 if how == "largest" else len(x) * len(weight) for weight in (up, down)]

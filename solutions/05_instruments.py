@@ -145,7 +145,7 @@ heatmap_picture.histograms(shown, [BF16, FP16, E5M2, E4M3], "blocks.2.mlp.up bef
 # |---|---|
 # | in | `x`: float32, bfloat16 or float16 tensor; `fmt`; `scale`: float |
 # | out | float: how many become zero, divided by how many are counted; 0.0 where none is counted |
-# | mind | counted is what is finite and not zero; the product is one float32 multiplication, whatever the dtype of `x`; rounding is to nearest, ties to even; ValueError unless the scale is finite and above zero |
+# | mind | counted is what is finite and not zero *before* scaling; the product is one float32 multiplication (by the scale as a float32), whatever the dtype of `x`; rounding is to nearest, ties to even; some formats have no sign, some no zero, and where there are no subnormals `min_subnormal` is None; ValueError unless the scale is finite and above zero |
 #
 # The share is a quotient of two whole numbers, divided in Python: `.float().mean()` would round it to 24 bits.
 #
@@ -160,6 +160,8 @@ heatmap_picture.histograms(shown, [BF16, FP16, E5M2, E4M3], "blocks.2.mlp.up bef
 # | inf | | | not counted |
 #
 # One of three: 1/3. With scale 2.0 none of them is lost.
+#
+# Counting comes before scaling. Of (1e-40, 1e30), with scale 1e-10, FP16 loses one of two: the first product is zero in float32 already, and that is a loss like any other. Of (3e38, 1e-30), with scale 10, it loses one of two as well: the first product is infinite, which is no underflow, but the number was there.
 #
 # <details><summary>A nudge</summary>Half of the smallest value is the border, but on which side is the border itself? Which function of yours knows, for every format?</details>
 # <details><summary>An approach</summary>Pick what is counted, convert to float32, multiply, take magnitudes, <code>round_to</code>, compare with 0. Conversion comes <i>before</i> the multiplication: a float16 tensor times 65,536 is infinite.</details>
@@ -190,7 +192,7 @@ check(underflow_fraction)
 # |---|---|
 # | in | `x`: float32, bfloat16 or float16 tensor; `fmt`; `scale`: float |
 # | out | float: how many lie beyond the format, divided by how many are counted; 0.0 where none is counted |
-# | mind | the same are counted, and scaled in the same way; round first, as if the largest binade went on, then compare with the largest value; formats without infinity and NaN overflow, too; a product that is infinite overflows every format |
+# | mind | the same are counted (before scaling), and scaled in the same way; round first, as if the largest binade went on, then compare with the largest value; formats without infinity and NaN overflow, too; a product that is infinite overflows every format |
 #
 # By hand, at the ties above the largest value:
 #
@@ -234,7 +236,7 @@ for fmt in (BF16, FP16, E5M2, E4M3):
 print("(becomes zero / too large)")
 
 # %% [markdown]
-# Nothing is too large, and there is a lot of room at the top. BF16 has the exponents of float32 and loses nothing. FP16 loses a little, E5M2, with the same exponent bits and eight mantissa bits less, more; E4M3 loses most of the gradients. So multiply. How far?
+# Nothing is too large, and there is a lot of room at the top. BF16 has the exponents of float32 and loses nothing. FP16 loses a little, E5M2, with the same exponent bits and eight mantissa bits less, more; E4M3, with an exponent bit less, by far the most: close to one half. So multiply. How far?
 
 # %%
 exponents = list(range(0, 37, 2))
@@ -386,7 +388,7 @@ check(update_ratio)
 # | use | `with Taps(...) as taps:` around forward and backward passes |
 # | read | `taps.activations[name]`, `taps.gradients[name]`: lists with an entry for each call of that module, in the order of the calls |
 # | an entry | `measure(output)`, taken at once, and `measure(gradient of that output)`; None for a gradient that has not arrived |
-# | mind | `measure` gets detached tensors; the run has the same bits as without; after the block, also when it ends in an error, nothing is watched, and what was kept stays; errors go on |
+# | mind | `measure` gets detached tensors; the run has the same bits as without; after the block, also when it ends in an error, nothing is watched, not even a gradient that arrives later, and what was kept stays; errors go on |
 #
 # By hand: a module that is called twice, on x and then on 2x, before one backward pass:
 #
@@ -398,7 +400,7 @@ check(update_ratio)
 # | then that of the first | [a1, a2] | [g1, g2] |
 #
 # <details><summary>A nudge</summary>A function that is called later, when a gradient arrives, has to know for which call it was made. When do you know the place in the list: when it is called, or when it is made?</details>
-# <details><summary>An approach</summary><code>module.register_forward_hook(hook)</code> calls <code>hook(module, inputs, output)</code> and gives a handle with <code>.remove()</code>. In it: measure <code>output.detach()</code>, append None to the gradients, and, if <code>output.requires_grad</code>, <code>output.register_hook(...)</code> with a function that fills that place. A tensor's hook that returns something other than None replaces the gradient. (Why not <code>register_full_backward_hook</code>? Because it raises when a later operation, such as a ReLU, works in place on the output.)</details>
+# <details><summary>An approach</summary><code>module.register_forward_hook(hook)</code> calls <code>hook(module, inputs, output)</code> and gives a handle with <code>.remove()</code>. In it: measure <code>output.detach()</code>, append None to the gradients, and, if <code>output.requires_grad</code>, <code>output.register_hook(...)</code> with a function that fills that place. A tensor's hook has a handle, too: it stays until it is removed. One that returns something other than None replaces the gradient. (Why not <code>register_full_backward_hook</code>? Because it raises when a later operation, such as a ReLU, works in place on the output.)</details>
 
 
 # %%
@@ -430,7 +432,7 @@ class Taps:  # __init__ is begun; __enter__ and __exit__ belong to it
                 self.gradients[name][place] = self.measure(gradient.detach())
 
             if output.requires_grad:
-                output.register_hook(arrived)
+                self.handles.append(output.register_hook(arrived))
 
         return keep
         ### END SOLUTION
@@ -464,6 +466,7 @@ def record(step, loss, taps, before):
         "loss": loss.item(),
         "loss_dtype": str(loss.dtype).removeprefix("torch."),
         "gradient_norm": gradient_norm(model.parameters()),
+        "head_norm": gradient_norm([model.head.weight]),
         "update_ratios": moved,
         "activations": {name: packed(taps.activations[name][0]) for name in WATCHED},
         "gradients": {name: packed(taps.gradients[name][0]) for name in WATCHED},
@@ -506,7 +509,20 @@ print(
 )
 
 # %% [markdown]
-# Each row of the map is a place in the model, from the input (top) to the output (bottom); each column is a step; the colour is the exponent that half of the gradient's numbers lie below. At the very first step, with random weights, gradients are large. Ten steps later they are smaller nearly everywhere, by several binades, and most of all those at attention's queries, keys and values (`qkv`). These come up again while the model learns what to attend to; the others hardly do. A format or a scale that was right for the first step is not right for the tenth.
+# Each row of the map is a place in the model, from the input (top) to the output (bottom); each column is a step; the colour is the exponent that half of the gradient's numbers lie below. At the very first step, with random weights, gradients are large. Ten steps later they are smaller, by two binades or more, everywhere but at the `head`. Then those at attention's queries, keys and values (`qkv`) lie lowest by far, and they are the ones that come up again while the model learns what to attend to, by four binades or more; the others hardly do. So gradients shrink first, and then each layer goes its own way. A format or a scale that was right for the first step is not right for the tenth.
+#
+# And first block or last? In the residual stream they are the same to within a binade: each block adds to the stream, and what comes back along it passes the blocks by. Inside the blocks it is the first that gets more: at the end of the run the gradients of its `qkv`, `attention.out` and `mlp.up` lie a binade or more above those of the last.
+#
+# The curve of the gradient norm, above the map, does not follow. Here are its first points, with the part of it that is the gradient of one matrix, the head's:
+
+# %%
+for line in recording.lines[:3]:
+    print(
+        f"step {line['step']:3}   gradient norm {line['gradient_norm']:.3f}   of the head's matrix {line['head_norm']:.3f}"
+    )
+
+# %% [markdown]
+# In the first ten steps, in which nearly every row of the map goes down by binades, the norm hardly changes. It is no contradiction. The map shows gradients that *flow*, one for each number of an activation. The norm is that of the *parameters'* gradients, and in a matrix of weights each of these is a sum, over all positions of the batch, of what flows there times the activation that comes in. And it is one number, made by the largest: after ten steps nearly all of it is the head's matrix (which is the token embedding's, too), and the head is the row of the map that did not move. A norm that looks steady does not say what a format would lose elsewhere.
 #
 # Read the file back, as a program would that looks at a run of last week, and ask it the question of this chapter: what would each format have lost, where and when? Choose a format, and move the scale until the map is clear. Then look at the other end: which colour appears, when the scale is too large? (From histograms alone the
 # answer is right up to the numbers that lie exactly on a tie or just above the largest value.)
@@ -536,6 +552,8 @@ for fmt in (FP16, E5M2, E4M3):
     print(f"{plots.short_name(fmt):5} scales at which every layer and step loses less than 1 %: {sentence}")
 
 # %% [markdown]
+# Does one scale do it? For FP16, yes, with room to spare. For E5M2, just: the scales that will do are within two binades. For E4M3, none: what lifts the lowest layer pushes numbers of another, or of another step, out at the top. That is why each tensor gets a scale of its own in chapter 07.
+#
 # And the steps themselves: how far did the weights of four layers move in each recorded step, relative to their size? The dotted line is where BF16 weights would begin to stand still (chapter 03).
 
 # %%
@@ -580,6 +598,8 @@ for name in PLACES:
     print(f"{name:26}{texts[0][0]:12.1f}{texts[0][1]:10.1f}{first:12d}{texts[1][0]:12.1f}{texts[1][1]:12.1f}")
 
 # %% [markdown]
+# Channels or tokens? Of activations it is channels, and behind the GELU: from the second block on, one of them is several times the median, while in the residual stream nothing stands out. Of gradients it is tokens, at `qkv`: there the largest is ten times the median and more.
+#
 # Look at the column "channel" of the residual stream, `blocks.0` to the last block: where it says the same number again and again, that channel is large in every layer, since each block only adds to the stream. In a model of this size the factor is small. In large language models single channels of the residual stream reach thousands of times the median, in a few fixed places, and first at a few special tokens ([Massive Activations](https://arxiv.org/abs/2402.17762)). This is what breaks 8-bit activations with one scale for a tensor, and chapters 07 and 11 return to it.
 #
 # To record a longer run of the full model, train it with `lowprec-lab train --preset baby` and put your `Taps` around a step of your own, as above.

@@ -129,7 +129,7 @@ def test_a_scenario_sees_what_was_changed():
     assert norm_of(changes_weights, gradient) == (5.0, False)
 
 
-@pytest.mark.parametrize("how", ["train", "largest", "no_grad", "error"])
+@pytest.mark.parametrize("how", ["train", "largest", "no_grad", "error", "later"])
 @pytest.mark.parametrize("calls", [1, 3])
 def test_taps_and_the_run_by_hand_agree(how, calls):
     rng = np.random.default_rng(calls)

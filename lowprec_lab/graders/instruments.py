@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from lowprec_lab.formats import BF16, E2M3, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0
 from lowprec_lab.graders import inputs, oracle
 from lowprec_lab.graders import instruments_oracle as exact
 from lowprec_lab.graders.accumulation_oracle import rounder
+from lowprec_lab.graders.case import tokens_of, type_problem
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 from lowprec_lab.instruments import gradient_through, norm_of, ratio_of, tapped
 
@@ -27,8 +29,12 @@ MADE_UP = (
     Format("e5m2_finite", 5, 2, specials="finite"),
     Format("e4m2_no_zero", 4, 2, specials="fn", subnormals=False),
     Format("e4m3_unsigned", 4, 3, specials="fn", signed=False),
+    Format("e3m3_unsigned", 3, 3, specials="fn", signed=False),
 )
-TRIED = (FP16, E4M3, E5M2, BF16, E4M3FNUZ, E5M2FNUZ, E2M3, E8M0, *MADE_UP)
+WITHOUT_ZERO, UNSIGNED = (E8M0, MADE_UP[3]), MADE_UP[4:]
+TRIED = (FP16, E4M3, E5M2, BF16, E4M3FNUZ, E5M2FNUZ, E2M3, *MADE_UP[:3])  # with a sign and a zero
+FINITE = (E2M3, MADE_UP[2])
+WITH_SPECIALS = (FP16, E4M3, E5M2, BF16, E4M3FNUZ, E5M2FNUZ, *MADE_UP[:2], *WITHOUT_ZERO, *UNSIGNED)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -49,18 +55,36 @@ def with_specials(x: Tensor, rng: np.random.Generator) -> Tensor:
     return mixed[torch.from_numpy(rng.permutation(len(mixed)))]
 
 
+def _with_its_place(got: object, want: Tensor, place: Callable[[int], str]) -> Callable:
+    """A function from an element of either result to text: its value, and the place where the two differ first."""
+    same_kind = type_problem(got, want) is None
+    wrong = np.flatnonzero(tokens_of(got) != tokens_of(want)) if same_kind else ()
+    where = place(int(wrong[0])) if len(wrong) else ""
+
+    def show(element: Tensor) -> str:
+        value = element.item()
+        return f"{'nothing' if value != value else value} {where}"
+
+    return show
+
+
 # --- 5.1 exponent_histogram -------------------------------------------------------------------------------------------
 
 
 def _counts(answer, case, x: Tensor) -> None:
-    case.same_bits(answer(x), exact.exponent_histogram(x))
+    got, want = answer(x), exact.exponent_histogram(x)
+    case.same_bits(got, want, show=_with_its_place(got, want, _exponent_at))
+
+
+def _exponent_at(place: int) -> str:
+    return f"with exponent {place - 149} (place {place})"
 
 
 @check_for("exponent_histogram", weight=2)
 def around_powers_of_two(answer, case):
-    """Powers of two of both signs and the float32 next to each; few numbers at a time."""
-    for low in range(-126, 128, 32):
-        powers = torch.from_numpy(np.ldexp(1.0, np.arange(low, min(low + 32, 128))))
+    """Powers of two up to 2^126, of both signs, and the float32 next to each; few numbers at a time."""
+    for low in range(-126, 127, 32):
+        powers = torch.from_numpy(np.ldexp(1.0, np.arange(low, min(low + 32, 127))))
         chosen = powers[torch.from_numpy(case.rng.permutation(len(powers))[:5])]
         near = inputs.around(chosen)
         _counts(answer, case, near)
@@ -91,11 +115,13 @@ def zeros_infinities_and_nans(answer, case):
 
 @check_for("exponent_histogram")
 def many_numbers_of_any_shape(answer, case):
-    """Every float16 and bfloat16, 3,000 random float32, few numbers many times, one, none, a transposed matrix."""
+    """Every float16 and bfloat16, 3,000 random float32, the largest ones, few numbers many times, one, none."""
     everything = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
         _counts(answer, case, everything.view(dtype))
     _counts(answer, case, inputs.random_float32(case.count(3000), case.rng))
+    for power in (2.0**127, -(2.0**127), 1.5 * 2.0**127):
+        _counts(answer, case, torch.tensor([1.0, power]))
     for times in (2, 3, 4):
         _counts(answer, case, spread(case.count(4), -20, 20, case.rng).repeat(times))
     _counts(answer, case, torch.zeros(0))
@@ -126,8 +152,25 @@ def by_rounded_log2(x):
     return _binned(np.rint(np.log2(_exponents(x)[0])))
 
 
-@misconception("exponent_histogram", "It counts every exponent one too high: frexp's fraction begins at 0.5, not at 1.")
+@misconception("exponent_histogram", "It takes floor(log2(x)) in the dtype of x: in 16 bits many logarithms round up.")
+def by_log2_in_own_dtype(x):
+    x = x[x.isfinite() & (x != 0)].abs()
+    return _binned(x.log2().floor().long().numpy())
+
+
+@misconception(
+    "exponent_histogram",
+    "It counts every exponent one too high, up to a place 277 that is not there: frexp's fraction begins at 0.5, not "
+    "at 1.",
+)
 def by_frexp(x):
+    return torch.from_numpy(np.bincount(_exponents(x)[1] + 150, minlength=277).astype(np.int64))
+
+
+@misconception(
+    "exponent_histogram", "It counts every exponent below 127 one too high: frexp's fraction begins at 0.5, not at 1."
+)
+def by_frexp_and_clamped(x):
     return _binned(_exponents(x)[1] + 1)
 
 
@@ -182,6 +225,7 @@ def each_value_once(x):
 # --- 5.2 underflow_fraction -------------------------------------------------------------------------------------------
 
 _SCALES = (1.0, 2.0**10, 2.0**-7, 3.0, 1000 / 3, 0.7)
+_LOWEST = {torch.float32: -140, torch.bfloat16: -130, torch.float16: -20}  # exponents that `spread` draws from
 
 
 def smallest(fmt: Format) -> float:
@@ -199,7 +243,8 @@ def _shares(answer, case, right, x: Tensor, fmt: Format, scale: float = 1.0) -> 
 
 def _refuses_scales(answer, case) -> None:
     for scale in (0.0, -1.0, math.inf, math.nan):
-        case.raises(ValueError, answer, torch.tensor([1.0, 2.0]), E4M3, scale)
+        for x in ([1.0, 2.0], [0.5]):
+            case.raises(ValueError, answer, torch.tensor(x), E4M3, scale)
 
 
 def on_a_tie(bound: float, scale: float) -> Tensor:
@@ -210,9 +255,32 @@ def on_a_tie(bound: float, scale: float) -> Tensor:
     return near[(products - bound).abs() < bound * 2.0**-20]
 
 
+def beside_a_tie(bound: float, tie_is_above: bool, rng: np.random.Generator) -> tuple[Tensor, float]:
+    """(x, scale): x times the scale as float32, and the exact product rounded to float32, are on two sides of `bound`.
+
+    tie_is_above: whether the bound itself belongs to what is above it.
+    """
+
+    def above(product: np.ndarray) -> np.ndarray:
+        return product >= np.float32(bound) if tie_is_above else product > np.float32(bound)
+
+    while True:
+        scale = float(rng.uniform(1, 1000))
+        near = on_a_tie(bound, scale).numpy()
+        apart = above(near * np.float32(scale)) != above((near.astype(np.float64) * scale).astype(np.float32))
+        if apart.any():
+            return torch.from_numpy(near[apart]), scale
+
+
+def out_of_float32(rng: np.random.Generator) -> list[tuple[Tensor, float]]:
+    """(x, scale): some of the numbers become zero in float32 when they are scaled; or infinite."""
+    tiny, small, huge = spread(3, -140, -130, rng), spread(3, -70, -60, rng), spread(2, 115, 125, rng)
+    return [(torch.cat([tiny, huge]), 1e-10), (torch.cat([small, huge]), 2.0**14)]
+
+
 @check_for("underflow_fraction", weight=2)
 def near_half_of_the_smallest(answer, case):
-    """Half of the smallest value, the float32 next to it and the smallest value, of each sign, in 13 formats."""
+    """Half of the smallest value, the float32 next to it and the smallest value, of each sign, in 10 formats."""
     for fmt in TRIED:
         edge = smallest(fmt)
         if edge / 2 < 2.0**-140:
@@ -225,11 +293,11 @@ def near_half_of_the_smallest(answer, case):
 
 @check_for("underflow_fraction", weight=2)
 def scaled_first(answer, case):
-    """Numbers around the lower end of 13 formats after scaling by powers of two and by other numbers; three dtypes."""
+    """Numbers around the lower end of 12 formats after scaling by powers of two and by other numbers; three dtypes."""
     for place, fmt in enumerate((*TRIED, TF32, FP32)):
         for dtype in _DTYPES:
             scale = _SCALES[int(case.rng.integers(len(_SCALES)))]
-            bottom = max(_exponent(smallest(fmt) / scale), -20 if dtype == torch.float16 else -140)
+            bottom = max(_exponent(smallest(fmt) / scale), _LOWEST[dtype])
             x = spread(case.count(12), bottom - 3, bottom + 4, case.rng, dtype)
             _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
         _shares(answer, case, exact.underflow_fraction, spread(8, -12, 4, case.rng), fmt, _SCALES[place % 6])
@@ -241,6 +309,8 @@ def one_float32_multiplication(answer, case):
     for fmt in (FP16, E4M3, E5M2, E2M3, MADE_UP[0]):
         for scale in (3.0, 1000 / 3, 0.7, 1.1, 13.0):
             _shares(answer, case, exact.underflow_fraction, on_a_tie(smallest(fmt) / 2, scale), fmt, scale)
+        x, scale = beside_a_tie(smallest(fmt) / 2, False, case.rng)
+        _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
         for dtype, width in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
             scale = float(case.rng.uniform(300, 900)) if dtype == torch.float16 else 1.0 + width / 2
             near = smallest(fmt) / 2 / scale * case.rng.uniform(1 - 2 * width, 1 + 2 * width, case.count(12))
@@ -248,14 +318,16 @@ def one_float32_multiplication(answer, case):
 
 
 @check_for("underflow_fraction")
-def zeros_and_specials_do_not_count(answer, case):
-    """Zeros, infinities and NaNs among the numbers, nothing else than them, no element, a matrix, a single number."""
-    for fmt in (E4M3, FP16, E5M2, E8M0, MADE_UP[3]):
-        bottom = max(_exponent(smallest(fmt)), -120)
+def counted_before_scaling(answer, case):
+    """Zeros, infinities and NaNs among the numbers, and alone; numbers that the scale makes zero or infinite."""
+    for fmt in (E4M3, FP16, E5M2):
+        bottom = _exponent(smallest(fmt))
         x = with_specials(spread(case.count(9), bottom - 4, bottom + 4, case.rng), case.rng)
         _shares(answer, case, exact.underflow_fraction, x, fmt)
         _shares(answer, case, exact.underflow_fraction, x[x.isfinite()], fmt)
         _shares(answer, case, exact.underflow_fraction, x[~x.isnan()], fmt)
+        for x, scale in out_of_float32(case.rng):
+            _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
     for x in (torch.zeros(3), torch.zeros(0), torch.tensor([math.inf, math.nan, 0.0]), torch.tensor(1e-9)):
         _shares(answer, case, exact.underflow_fraction, x, E4M3)
     _shares(answer, case, exact.underflow_fraction, spread(12, -13, -5, case.rng).reshape(3, 4).t(), E4M3)
@@ -270,22 +342,33 @@ def scales_that_underflow_refuses(answer, case):
         _shares(answer, case, exact.underflow_fraction, x, E5M2, scale)
 
 
+@check_for("underflow_fraction")
+def without_a_sign_or_without_a_zero(answer, case):
+    """Formats without a sign; formats without subnormals, which have no zero and for which min_subnormal is None."""
+    for fmt in (*UNSIGNED, *WITHOUT_ZERO):
+        for point in (smallest(fmt) / 2, smallest(fmt) * 0.75, smallest(fmt)):
+            near = inputs.around(torch.tensor([point]))
+            _shares(answer, case, exact.underflow_fraction, near, fmt)
+            _shares(answer, case, exact.underflow_fraction, -near, fmt)
+        bottom = max(_exponent(smallest(fmt)), -130)
+        for scale in (1.0, 0.7):
+            x = spread(case.count(9), bottom - 4, bottom + 4, case.rng)
+            _shares(answer, case, exact.underflow_fraction, x, fmt, scale)
+
+
+# The wrong answers to 5.2 and 5.3 are put together from parts: what is taken as the product, which of the products are
+# lost, and which of the numbers are counted.
+
+
 def _require_scale(scale: float) -> None:
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError("a scale is finite and above zero")
 
 
-def _numbers_of(x: Tensor) -> np.ndarray:
-    return x.detach().float().reshape(-1).numpy()
-
-
-def _counted(x: np.ndarray) -> np.ndarray:
-    return np.isfinite(x) & (x != 0)
-
-
-def _product(x: Tensor, scale: float) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return _numbers_of(x) * np.float32(scale)
+def _share(x: Tensor, fmt: Format, scale: float, product, lost, counted) -> float:
+    """The share of those that are lost, `lost(product(x, scale), fmt)`, among `counted(x)`."""
+    _require_scale(scale)
+    return _ratio(lost(product(x, scale), fmt), counted(_numbers_of(x)))
 
 
 def _ratio(lost: np.ndarray, counted: np.ndarray) -> float:
@@ -293,15 +376,60 @@ def _ratio(lost: np.ndarray, counted: np.ndarray) -> float:
     return int((lost & counted).sum()) / count if count else 0.0
 
 
+def _numbers_of(x: Tensor) -> np.ndarray:
+    return x.detach().float().reshape(-1).numpy()
+
+
+def _product(x: Tensor, scale: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return _numbers_of(x) * np.float32(scale)
+
+
+def _quotient(x: Tensor, scale: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return _numbers_of(x) / np.float32(scale)
+
+
+def _unscaled(x: Tensor, scale: float) -> np.ndarray:
+    return _numbers_of(x)
+
+
+def _own_product(x: Tensor, scale: float) -> np.ndarray:
+    return _numbers_of(x * scale)
+
+
+def _wide_product(x: Tensor, scale: float) -> np.ndarray:
+    return x.detach().double().reshape(-1).numpy() * scale
+
+
+def _wide_product_rounded(x: Tensor, scale: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return _wide_product(x, scale).astype(np.float32)
+
+
 def _vanishes(scaled: np.ndarray, fmt: Format) -> np.ndarray:
     return rounder(fmt)(np.abs(scaled)) == 0
 
 
+def _below(scaled: np.ndarray, bound: float) -> np.ndarray:
+    return np.abs(scaled).astype(np.float64) < bound
+
+
+def _up_to(scaled: np.ndarray, bound: float) -> np.ndarray:
+    return np.abs(scaled).astype(np.float64) <= bound
+
+
+def _counted(numbers: np.ndarray) -> np.ndarray:
+    return np.isfinite(numbers) & (numbers != 0)
+
+
+def _not_zero(numbers: np.ndarray) -> np.ndarray:
+    return numbers != 0
+
+
 @misconception("underflow_fraction", "It counts zeros as lost: they were zero before.")
 def counts_zeros_as_lost(x, fmt, scale=1.0):
-    _require_scale(scale)
-    numbers = _numbers_of(x)
-    return _ratio(_vanishes(_product(x, scale), fmt) | (numbers == 0), np.isfinite(numbers))
+    return _share(x, fmt, scale, _product, _vanishes, np.isfinite)
 
 
 @misconception("underflow_fraction", "It divides by the number of all elements: zeros, infinities and NaNs too.")
@@ -315,75 +443,103 @@ def underflow_of_all(x, fmt, scale=1.0):
     "underflow_fraction", "It divides by the number of all elements that are not zero: infinities and NaNs too."
 )
 def underflow_with_specials(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: np.isfinite(scaled) & _vanishes(scaled, fmt), _not_zero)
+
+
+@misconception(
+    "underflow_fraction",
+    "It counts what is finite and not zero after scaling: what the scale makes zero or infinite is missing.",
+)
+def underflow_counted_after_scaling(x, fmt, scale=1.0):
     _require_scale(scale)
-    numbers = _numbers_of(x)
-    return _ratio(_vanishes(_product(x, scale), fmt) & np.isfinite(numbers), numbers != 0)
+    scaled = _product(x, scale)
+    return _ratio(_vanishes(scaled, fmt), _counted(scaled))
 
 
 @misconception("underflow_fraction", "It counts all below the smallest value: above half of it they round up to it.")
 def below_the_smallest(x, fmt, scale=1.0):
-    _require_scale(scale)
-    limit = smallest(fmt) if fmt.subnormals else 0.0
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) < limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda y, fmt: _below(y, smallest(fmt) if fmt.subnormals else 0), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It counts all below min_subnormal(fmt): above half of it they round up to it; and for formats without subnormals "
+    "it is None.",
+)
+def below_min_subnormal(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda y, fmt: _below(y, oracle.min_subnormal(fmt)), _counted)
 
 
 @misconception("underflow_fraction", "It counts all below the smallest normal value: subnormals are not lost.")
 def below_the_smallest_normal(x, fmt, scale=1.0):
-    _require_scale(scale)
     limit = oracle.min_normal(fmt) if fmt.subnormals else 0.0
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) < limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _below(scaled, limit), _counted)
 
 
 @misconception(
     "underflow_fraction", "It counts a tie, half of the smallest value, as kept: it goes to the even one, zero."
 )
 def tie_is_kept(x, fmt, scale=1.0):
-    _require_scale(scale)
     limit = smallest(fmt) / 2 if fmt.subnormals else 0.0
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) < limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _below(scaled, limit), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It counts what is below half of min_subnormal(fmt): the tie goes to zero, too; and for formats without subnormals "
+    "it is None.",
+)
+def below_half_of_min_subnormal(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda y, fmt: _below(y, oracle.min_subnormal(fmt) / 2), _counted)
 
 
 @misconception("underflow_fraction", "It counts small numbers as lost in formats that have no zero.")
 def zero_where_there_is_none(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(np.abs(_product(x, scale)).astype(np.float64) <= smallest(fmt) / 2, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _up_to(scaled, smallest(fmt) / 2), _counted)
 
 
 @misconception("underflow_fraction", "It forgets the sign: every negative number counts as lost.")
 def negative_is_lost(x, fmt, scale=1.0):
-    _require_scale(scale)
-    scaled = _product(x, scale)
-    return _ratio(_vanishes(scaled, fmt) | (scaled < 0), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _vanishes(scaled, fmt) | (scaled < 0), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It rounds without taking magnitudes: negative numbers are NaN in a format that has no sign, and not zero.",
+)
+def signs_are_rounded(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: rounder(fmt)(scaled) == 0, _counted)
 
 
 @misconception("underflow_fraction", "It divides by the scale instead of multiplying with it.")
 def underflow_divides(x, fmt, scale=1.0):
-    _require_scale(scale)
-    with np.errstate(all="ignore"):
-        scaled = _numbers_of(x) / np.float32(scale)
-    return _ratio(_vanishes(scaled, fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _quotient, _vanishes, _counted)
 
 
 @misconception("underflow_fraction", "It leaves out the scale.")
 def underflow_unscaled(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_vanishes(_numbers_of(x), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _unscaled, _vanishes, _counted)
 
 
 @misconception(
     "underflow_fraction", "It multiplies 16-bit tensors in their own dtype, which rounds the product to 16 bits."
 )
 def underflow_in_own_dtype(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_vanishes(_numbers_of(x * scale), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _own_product, _vanishes, _counted)
 
 
 @misconception("underflow_fraction", "It multiplies in float64: the product is not rounded to float32.")
 def underflow_in_float64(x, fmt, scale=1.0):
-    _require_scale(scale)
     limit = smallest(fmt) / 2 if fmt.subnormals else -1.0
-    wide = np.abs(_numbers_of(x).astype(np.float64) * float(np.float32(scale)))
-    return _ratio(wide <= limit, _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _wide_product, lambda scaled, fmt: _up_to(scaled, limit), _counted)
+
+
+@misconception(
+    "underflow_fraction",
+    "It multiplies in float64 and rounds the product to float32: the scale itself is not rounded to float32 first.",
+)
+def underflow_by_an_exact_scale(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _wide_product_rounded, _vanishes, _counted)
 
 
 @misconception("underflow_fraction", "It takes any scale: 0, negative ones, infinity and NaN.")
@@ -391,10 +547,16 @@ def underflow_takes_any_scale(x, fmt, scale=1.0):
     return _ratio(_vanishes(_product(x, scale), fmt), _counted(_numbers_of(x)))
 
 
+@misconception("underflow_fraction", "It refuses scales of 0 and below, and takes infinity and NaN.")
+def underflow_takes_infinite_scales(x, fmt, scale=1.0):
+    if scale <= 0:
+        raise ValueError("a scale is above zero")
+    return _ratio(_vanishes(_product(x, scale), fmt), _counted(_numbers_of(x)))
+
+
 @misconception("underflow_fraction", "It takes the mean in float32, which rounds the share to 24 bits.")
 def underflow_mean_in_float32(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return float(np.float32(_ratio(_vanishes(_product(x, scale), fmt), _counted(_numbers_of(x)))))
+    return float(np.float32(_share(x, fmt, scale, _product, _vanishes, _counted)))
 
 
 # --- 5.3 overflow_fraction --------------------------------------------------------------------------------------------
@@ -407,22 +569,26 @@ def top_of(fmt: Format) -> tuple[float, float, bool]:
     return largest, largest + step / 2, (largest / step) % 2 == 1
 
 
+def _near_the_top(answer, case, fmt: Format) -> None:
+    largest, tie, _ = top_of(fmt)
+    for point in (largest, tie, (largest + tie) / 2, tie * 1.5):
+        if point < 3e38:
+            near = inputs.around(torch.tensor([point], dtype=torch.float64))
+            _shares(answer, case, exact.overflow_fraction, near, fmt)
+            _shares(answer, case, exact.overflow_fraction, -near, fmt)
+
+
 @check_for("overflow_fraction", weight=2)
 def near_half_a_step_above_the_largest(answer, case):
-    """The largest value, half a step above it, the float32 next to each, and what lies far beyond; in 13 formats."""
-    for fmt in TRIED:
-        largest, tie, _ = top_of(fmt)
-        for point in (largest, tie, (largest + tie) / 2, tie * 1.5):
-            if point < 3e38:
-                near = inputs.around(torch.tensor([point], dtype=torch.float64))
-                _shares(answer, case, exact.overflow_fraction, near, fmt)
-                _shares(answer, case, exact.overflow_fraction, -near, fmt)
+    """The largest value, half a step above it, the float32 next to each, and what lies far beyond; in 12 formats."""
+    for fmt in WITH_SPECIALS:
+        _near_the_top(answer, case, fmt)
 
 
 @check_for("overflow_fraction", weight=2)
 def scaled_before_it_overflows(answer, case):
-    """Numbers around the upper end of 13 formats after scaling by powers of two and by other numbers; three dtypes."""
-    for place, fmt in enumerate((*TRIED, TF32, FP32)):
+    """Numbers around the upper end of 14 formats after scaling by powers of two and by other numbers; three dtypes."""
+    for place, fmt in enumerate((*WITH_SPECIALS, TF32, FP32)):
         for dtype in _DTYPES:
             scale = _SCALES[int(case.rng.integers(len(_SCALES)))]
             top = min(_exponent(oracle.max_finite(fmt) / scale), 13 if dtype == torch.float16 else 124)
@@ -434,9 +600,11 @@ def scaled_before_it_overflows(answer, case):
 @check_for("overflow_fraction")
 def one_multiplication_before_it_overflows(answer, case):
     """Products at the tie itself that are not exact, and 16-bit numbers whose product needs more than 16 bits."""
-    for fmt in (FP16, E4M3, E5M2, E2M3, E4M3FNUZ, MADE_UP[0]):
+    for fmt in (FP16, E4M3, E5M2, E4M3FNUZ, MADE_UP[0]):
         for scale in (3.0, 1000 / 3, 0.7, 1.1, 13.0):
             _shares(answer, case, exact.overflow_fraction, on_a_tie(top_of(fmt)[1], scale), fmt, scale)
+        x, scale = beside_a_tie(*top_of(fmt)[1:], case.rng)
+        _shares(answer, case, exact.overflow_fraction, x, fmt, scale)
         for dtype, width in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
             scale = float(case.rng.uniform(300, 900)) if dtype == torch.float16 else 1.0 + width / 2
             near = top_of(fmt)[1] / scale * case.rng.uniform(1 - 2 * width, 1 + 2 * width, case.count(12))
@@ -445,13 +613,15 @@ def one_multiplication_before_it_overflows(answer, case):
 
 @check_for("overflow_fraction")
 def what_was_infinite_before(answer, case):
-    """Zeros, infinities and NaNs among the numbers, nothing else than them, no element, a matrix, a single number."""
-    for fmt in (E4M3, FP16, E5M2, E8M0, E2M3):
+    """Zeros, infinities and NaNs among the numbers, and alone; numbers that the scale makes zero or infinite."""
+    for fmt in (E4M3, FP16, E5M2, E8M0):
         top = min(_exponent(oracle.max_finite(fmt)), 120)
         x = with_specials(spread(case.count(9), top - 4, top + 4, case.rng), case.rng)
         _shares(answer, case, exact.overflow_fraction, x, fmt)
         _shares(answer, case, exact.overflow_fraction, x[x.isfinite()], fmt)
         _shares(answer, case, exact.overflow_fraction, x[~x.isnan()], fmt)
+        for x, scale in out_of_float32(case.rng):
+            _shares(answer, case, exact.overflow_fraction, x, fmt, scale)
     for x in (torch.zeros(3), torch.zeros(0), torch.tensor([math.inf, math.nan, 0.0]), torch.tensor(1e9)):
         _shares(answer, case, exact.overflow_fraction, x, E4M3)
     _shares(answer, case, exact.overflow_fraction, spread(12, 5, 11, case.rng).reshape(3, 4).t(), E4M3)
@@ -468,6 +638,17 @@ def scales_that_overflow_refuses(answer, case):
         _shares(answer, case, exact.overflow_fraction, spread(case.count(8), 60, 70, case.rng), fmt, 2.0**62)
 
 
+@check_for("overflow_fraction")
+def with_nothing_to_overflow_to(answer, case):
+    """Formats that have no infinity and no NaN: around the largest value and beyond it, with and without a scale."""
+    for fmt in FINITE:
+        _near_the_top(answer, case, fmt)
+        top = _exponent(oracle.max_finite(fmt))
+        for scale in (1.0, 3.0):
+            x = spread(case.count(9), top - 4, top + 2, case.rng)
+            _shares(answer, case, exact.overflow_fraction, x, fmt, scale)
+
+
 def _beyond(scaled: np.ndarray, fmt: Format) -> np.ndarray:
     _, tie, tie_is_out = top_of(fmt)
     wide = np.abs(scaled.astype(np.float64))
@@ -478,16 +659,31 @@ def _beyond(scaled: np.ndarray, fmt: Format) -> np.ndarray:
     "overflow_fraction", "It counts all above the largest value: less than half a step above it they round down to it."
 )
 def above_the_largest(x, fmt, scale=1.0):
-    _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide > top_of(fmt)[0], _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_up_to(scaled, top_of(fmt)[0]), _counted)
 
 
 @misconception("overflow_fraction", "It counts the largest value itself as an overflow, and all above it.")
 def from_the_largest_on(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_below(scaled, top_of(fmt)[0]), _counted)
+
+
+@misconception(
+    "overflow_fraction", "It counts what round_to makes the largest value: that is also what fits and is rounded to it."
+)
+def saturates(x, fmt, scale=1.0):
+    def at_the_top(scaled, fmt):
+        return _beyond(scaled, fmt) | (rounder(fmt)(np.abs(scaled)) == np.float32(top_of(fmt)[0]))
+
+    return _share(x, fmt, scale, _product, at_the_top, _counted)
+
+
+@misconception(
+    "overflow_fraction",
+    "It looks for what is above the largest value after a round_to that saturates: nothing ever is.",
+)
+def never_overflows(x, fmt, scale=1.0):
     _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide >= top_of(fmt)[0], _counted(_numbers_of(x)))
+    return 0.0
 
 
 @misconception(
@@ -495,9 +691,7 @@ def from_the_largest_on(x, fmt, scale=1.0):
     "It counts every tie as an overflow: where the largest value is even, as in E4M3, the tie goes to it.",
 )
 def every_tie_overflows(x, fmt, scale=1.0):
-    _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide >= top_of(fmt)[1], _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_below(scaled, top_of(fmt)[1]), _counted)
 
 
 @misconception(
@@ -505,32 +699,48 @@ def every_tie_overflows(x, fmt, scale=1.0):
     "It counts no tie as an overflow: where the largest value is odd, as in FP16, the tie goes beyond it.",
 )
 def no_tie_overflows(x, fmt, scale=1.0):
-    _require_scale(scale)
-    wide = np.abs(_product(x, scale).astype(np.float64))
-    return _ratio(wide > top_of(fmt)[1], _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: ~_up_to(scaled, top_of(fmt)[1]), _counted)
 
 
 @misconception(
     "overflow_fraction", "It looks for infinities after rounding: formats without one never overflow that way."
 )
 def looks_for_infinities(x, fmt, scale=1.0):
+    def infinite(scaled, fmt):
+        return _beyond(scaled, fmt) & (fmt.specials == "ieee")
+
+    return _share(x, fmt, scale, _product, infinite, _counted)
+
+
+@misconception(
+    "overflow_fraction",
+    "It looks for infinities after a round_to that overflows to special: formats without one have NaN, or raise.",
+)
+def looks_for_infinities_and_raises(x, fmt, scale=1.0):
     _require_scale(scale)
-    lost = _beyond(_product(x, scale), fmt) if fmt.specials == "ieee" else np.zeros(x.numel(), bool)
-    return _ratio(lost, _counted(_numbers_of(x)))
+    if fmt.specials == "finite":
+        raise ValueError(f"{fmt.name} has no infinity and no NaN to overflow to")
+    return _ratio(_beyond(_product(x, scale), fmt) & (fmt.specials == "ieee"), _counted(_numbers_of(x)))
 
 
 @misconception("overflow_fraction", "It forgets the sign: negative numbers never overflow.")
 def positive_side_alone(x, fmt, scale=1.0):
-    _require_scale(scale)
-    scaled = _product(x, scale)
-    return _ratio(_beyond(scaled, fmt) & (scaled > 0), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, lambda scaled, fmt: _beyond(scaled, fmt) & (scaled > 0), _counted)
 
 
 @misconception("overflow_fraction", "It counts infinities that were there before as overflows.")
 def counts_old_infinities(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _product, _beyond, lambda numbers: ~np.isnan(numbers) & (numbers != 0))
+
+
+@misconception(
+    "overflow_fraction",
+    "It counts what is finite and not zero after scaling: what the scale makes zero or infinite is missing.",
+)
+def overflow_counted_after_scaling(x, fmt, scale=1.0):
     _require_scale(scale)
-    numbers = _numbers_of(x)
-    return _ratio(_beyond(_product(x, scale), fmt), ~np.isnan(numbers) & (numbers != 0))
+    scaled = _product(x, scale)
+    return _ratio(_beyond(scaled, fmt), _counted(scaled))
 
 
 @misconception("overflow_fraction", "It divides by the number of all elements: zeros, infinities and NaNs too.")
@@ -542,40 +752,48 @@ def overflow_of_all(x, fmt, scale=1.0):
 
 @misconception("overflow_fraction", "It divides by the number of finite elements: zeros are among them.")
 def overflow_with_zeros(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_product(x, scale), fmt), np.isfinite(_numbers_of(x)))
+    return _share(x, fmt, scale, _product, _beyond, np.isfinite)
 
 
 @misconception("overflow_fraction", "It divides by the scale instead of multiplying with it.")
 def overflow_divides(x, fmt, scale=1.0):
-    _require_scale(scale)
-    with np.errstate(all="ignore"):
-        scaled = _numbers_of(x) / np.float32(scale)
-    return _ratio(_beyond(scaled, fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _quotient, _beyond, _counted)
 
 
 @misconception("overflow_fraction", "It leaves out the scale.")
 def overflow_unscaled(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_numbers_of(x), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _unscaled, _beyond, _counted)
 
 
 @misconception(
     "overflow_fraction", "It multiplies 16-bit tensors in their own dtype, where the product itself may overflow."
 )
 def overflow_in_own_dtype(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_numbers_of(x * scale), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _own_product, _beyond, _counted)
 
 
 @misconception("overflow_fraction", "It multiplies in float64: the product is not rounded to float32.")
 def overflow_in_float64(x, fmt, scale=1.0):
-    _require_scale(scale)
-    return _ratio(_beyond(_numbers_of(x).astype(np.float64) * float(np.float32(scale)), fmt), _counted(_numbers_of(x)))
+    return _share(x, fmt, scale, _wide_product, _beyond, _counted)
+
+
+@misconception(
+    "overflow_fraction",
+    "It multiplies in float64 and rounds the product to float32: the scale itself is not rounded to float32 first.",
+)
+def overflow_by_an_exact_scale(x, fmt, scale=1.0):
+    return _share(x, fmt, scale, _wide_product_rounded, _beyond, _counted)
 
 
 @misconception("overflow_fraction", "It takes any scale: 0, negative ones, infinity and NaN.")
 def overflow_takes_any_scale(x, fmt, scale=1.0):
+    return _ratio(_beyond(_product(x, scale), fmt), _counted(_numbers_of(x)))
+
+
+@misconception("overflow_fraction", "It refuses scales of 0 and below, and takes infinity and NaN.")
+def overflow_takes_infinite_scales(x, fmt, scale=1.0):
+    if scale <= 0:
+        raise ValueError("a scale is above zero")
     return _ratio(_beyond(_product(x, scale), fmt), _counted(_numbers_of(x)))
 
 
@@ -740,56 +958,77 @@ def drawn_gradients(
             return drawn
 
 
+# Magnitudes with a whole norm. Their squares, the sums of these and the norms are exact in each of the three dtypes,
+# and so are those of two of them whose norms are the legs of a triangle. Who squares in a narrow dtype is right there,
+# however sums and roots are rounded; the next check is the one that such an answer does not pass.
+_WHOLE = {3: (1, 2, 2), 4: (2, 2, 2, 2), 5: (1, 4, 2, 2), 6: (4, 4, 2), 8: (4, 4, 4, 4), 12: (8, 8, 4), 13: (3, 4, 12)}
+_LEGS = ((3,), (5,), (13,), (3, 4), (4, 3), (6, 8), (8, 6), (5, 12), (12, 5), (3, 4, 12))
+
+
+def whole_gradients(norms: tuple[int, ...], power: int, rng: np.random.Generator, dtype=torch.float32) -> list[Tensor]:
+    """A gradient for each norm: whole numbers of both signs times 2^power, in any order."""
+    drawn = [rng.permutation(_WHOLE[norm]) * rng.choice([-1, 1], len(_WHOLE[norm])) for norm in norms]
+    return [_tensor(np.ldexp(values.astype(np.float64), power), dtype) for values in drawn]
+
+
 @check_for("gradient_norm", weight=2)
 def gradients_of_usual_sizes(answer, case):
-    """One to five gradients of different shapes, between 2^-12 and 2^3, in three dtypes; (3, 4), whose norm is 5."""
+    """One to three gradients of different shapes, of whole numbers times 2^-3 to 2^3, in three dtypes."""
     _norms(answer, case, torch.tensor([3.0, -4.0]))
     _norms(answer, case, torch.tensor([[1.0, 2.0], [2.0, 4.0]]), torch.tensor([-10.0, 10.0, 0.0, 0.0]))
     for dtype in _DTYPES:
-        for sizes in ((7,), (4, 6), (2, 3, 4, 1), (5, 1, 2, 3, 4)):
-            _norms(answer, case, *drawn_gradients(sizes, -12, 3, case.rng, dtype))
-    drawn = drawn_gradients((case.count(40), 60), -12, 3, case.rng)
-    _norms(answer, case, drawn[0].reshape(-1, 4).t(), drawn[1].reshape(3, 4, 5))
+        for place in case.rng.permutation(len(_LEGS))[:4]:
+            _norms(answer, case, *whole_gradients(_LEGS[place], int(case.rng.integers(-3, 4)), case.rng, dtype))
+    for power in (-3, 0):
+        long = torch.cat([whole_gradients((norm,), power, case.rng)[0] for norm in (4, 8) * case.count(6)])
+        wide = torch.cat([whole_gradients((norm,), power, case.rng)[0] for norm in (12, 6, 3, 5, 8, 4, 13)])
+        _norms(answer, case, long.reshape(-1, 4).t(), wide.reshape(2, 3, 4))
 
 
 @check_for("gradient_norm", weight=2)
-def gradients_whose_squares_leave_float32(answer, case):
-    """Gradients near 1e-30, near 1e30, of both kinds, and four of 3e38, which are no overflow."""
-    for low, high in ((-105, -95), (95, 105), (-120, 120), (-148, -130)):
-        for sizes in ((3,), (4, 5)):
+def gradients_whose_squares_leave_their_dtype(answer, case):
+    """Gradients near 1e-30, near 1e30, of both kinds, and four of 3e38, which are no overflow; three dtypes."""
+    for low, high in ((-105, -95), (95, 105), (-148, -130)):
+        for sizes in ((3,), (4, 5), (case.count(40), 30)):
             _norms(answer, case, *drawn_gradients(sizes, low, high, case.rng))
+    for _ in range(3):
+        _norms(answer, case, *drawn_gradients((3,), -120, 60, case.rng), *drawn_gradients((2,), 100, 120, case.rng))
     _norms(answer, case, torch.full((4,), 3e38))
     _norms(answer, case, torch.full((3,), 1e-40), torch.full((2,), -1e-39))
-    for dtype in (torch.bfloat16, torch.float16):
-        _norms(answer, case, *drawn_gradients((3, 4), 8, 15, case.rng, dtype))
-        _norms(answer, case, *drawn_gradients((3, 4), -22, -10, case.rng, dtype))
-
-
-@check_for("gradient_norm")
-def gradients_that_are_not_there(answer, case):
-    """Parameters without a gradient first, in between and last; none with one; no parameter; gradients of zeros."""
-    for _ in range(3):
-        one, two = drawn_gradients((3, 2), -3, 3, case.rng)
-        _norms(answer, case, None, one, two)
-        _norms(answer, case, one, None, two)
-        _norms(answer, case, one, two, None)
-    _norms(answer, case, None, None)
-    _norms(answer, case)
-    _norms(answer, case, torch.tensor([0.0, -0.0]), torch.zeros(0))
+    for dtype, power in ((torch.bfloat16, 100), (torch.bfloat16, -100), (torch.float16, 9), (torch.float16, -17)):
+        for norms in ((3,), (6, 8)):
+            _norms(answer, case, *whole_gradients(norms, power, case.rng, dtype))
 
 
 @check_for("gradient_norm")
 def gradients_that_are_not_finite(answer, case):
     """Infinities and NaNs among the gradients."""
     for odd in ([math.inf, 1.0], [-math.inf, 2.0], [math.nan, 1.0], [math.nan, math.inf]):
-        _norms(answer, case, torch.tensor([1.0, 2.0]), torch.tensor(odd))
+        _norms(answer, case, torch.tensor([2.0, 2.0]), torch.tensor(odd))
         _norms(answer, case, torch.tensor(odd))
+
+
+@check_for("gradient_norm")
+def gradients_that_are_not_there(answer, case):
+    """Parameters without a gradient first, in between and last; none with one; no parameter; gradients of zeros."""
+    for norms in ((3, 4), (5, 12), (8, 6)):
+        one, two = whole_gradients(norms, 0, case.rng)
+        _norms(answer, case, None, one, two)
+        _norms(answer, case, one, None, two)
+        _norms(answer, case, one, two, None)
+    _norms(answer, case, torch.tensor([0.0, -0.0]), torch.zeros(0))
+    _norms(answer, case, None, None)
+    _norms(answer, case)
+
+
+def _found(parameters) -> list[Tensor]:
+    """The gradients that are there."""
+    return [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
 
 
 def _wide(parameters) -> list[np.ndarray]:
     """The gradients that are there, float64, flat."""
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return [gradient.detach().double().reshape(-1).numpy() for gradient in found]
+    return [gradient.double().reshape(-1).numpy() for gradient in _found(parameters)]
 
 
 def _length(*parts: np.ndarray) -> float:
@@ -802,11 +1041,56 @@ def clips(parameters):
     return float(torch.nn.utils.clip_grad_norm_(list(parameters), 1.0))
 
 
+@misconception(
+    "gradient_norm",
+    "It calls clip_grad_norm_ with an infinite max_norm: where squares leave float32 the norm is wrong, and where that "
+    "is infinite, infinity / infinity makes every gradient NaN.",
+)
+def clips_to_infinity(parameters):
+    return float(torch.nn.utils.clip_grad_norm_(list(parameters), math.inf))
+
+
 @misconception("gradient_norm", "It squares in float32: tiny gradients vanish, large ones become infinite.")
 def squares_in_float32(parameters):
     with np.errstate(all="ignore"):
         squares = [np.square(each.astype(np.float32)).astype(np.float64).sum() for each in _wide(parameters)]
     return float(np.sqrt(sum(squares, start=0.0)))
+
+
+@misconception(
+    "gradient_norm",
+    "It squares gradients in their own dtype: tiny ones vanish, large ones become infinite, in FP16 from 256 on.",
+)
+def squares_in_own_dtype(parameters):
+    squares = [float(each.square().double().sum()) for each in _found(parameters)]
+    return float(np.sqrt(sum(squares, start=0.0)))
+
+
+@misconception(
+    "gradient_norm",
+    "It squares in float32, where tiny gradients vanish and large ones become infinite; and it stacks the sums: there "
+    "is nothing to stack where no gradient is.",
+)
+def stacks_float32(parameters):
+    return float(torch.stack([each.float().norm() for each in _found(parameters)]).norm())
+
+
+@misconception(
+    "gradient_norm",
+    "It squares gradients in their own dtype, where tiny ones vanish and large ones become infinite; and it stacks the "
+    "sums: there is nothing to stack where no gradient is.",
+)
+def stacks_own_dtype(parameters):
+    return float(torch.stack([each.square().sum() for each in _found(parameters)]).sum().sqrt())
+
+
+@misconception(
+    "gradient_norm",
+    "It squares in float32, where tiny gradients vanish and large ones become infinite; and it joins the gradients "
+    "with torch.cat: there is nothing to join where no gradient is.",
+)
+def joins_float32(parameters):
+    return float(torch.cat([each.flatten() for each in _found(parameters)]).norm())
 
 
 @misconception("gradient_norm", "It adds the norms of the gradients instead of their squares.")
@@ -841,11 +1125,10 @@ def mean_of_squares(parameters):
     return _length(*parts) / math.sqrt(count) if count else 0.0
 
 
-@misconception("gradient_norm", "It squares 16-bit gradients in their own dtype.")
-def squares_in_own_dtype(parameters):
-    found = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
-    squares = [(each.square() if each.element_size() == 2 else each.double().square()).double() for each in found]
-    return float(np.sqrt(sum((float(each.sum()) for each in squares), start=0.0)))
+@misconception("gradient_norm", "It goes through the parameters twice: a generator is empty the second time.")
+def reads_a_generator_twice(parameters):
+    there = sum(each.grad is not None for each in parameters)
+    return _length(*_wide(parameters)) if there else 0.0
 
 
 @misconception("gradient_norm", "It leaves out infinities and NaNs.")
@@ -885,28 +1168,50 @@ def step_of(size: int, low: int, high: int, ratio: float, rng: np.random.Generat
             return before, after
 
 
+def whole_step(power: int, rng: np.random.Generator, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Weights whose norm is 4 or 8, and a step whose norm is a whole number times 2^power: exact in every dtype."""
+    size = float(rng.choice([2, 4]))
+    moved = rng.choice([(1, 2, 2, 0), (2, 2, 2, 2), (1, 4, 2, 2), (4, 4, 2, 0), (3, 4, 12, 0), (8, 8, 4, 0)])
+    before = rng.choice([-size, size], 4)
+    after = before + np.ldexp(rng.permutation(moved) * rng.choice([-1.0, 1.0], 4), power)
+    return _tensor(before, dtype), _tensor(after, dtype)
+
+
+def steps_beyond_float32(count: int, rng: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Steps from a tiny weight, whose difference is the weight after it in float32, which changes the ratio."""
+    after = rng.integers(2**10, 2**11, 4096).astype(np.float64)
+    tiny = rng.integers(16, 65, 4096) * 2.0**-20  # up to half of what float32 numbers near `after` are apart
+    right, wrong = (after + tiny) / tiny, after / tiny
+    changes = right.astype(np.float32) != wrong.astype(np.float32)
+    lost = (after + tiny).astype(np.float32) == after.astype(np.float32)
+    chosen = [k for k in np.flatnonzero(changes & lost) if _clear_of_ties(float(right[k]))]
+    return [(_tensor([-tiny[k], 0.0]), _tensor([after[k], 0.0])) for k in chosen[:count]]
+
+
 @check_for("update_ratio", weight=2)
 def steps_of_usual_sizes(answer, case):
-    """Steps of a tenth to a ten-thousandth of the weights, in three dtypes; (3, 4) to (3, 4.5), whose ratio is 0.1."""
+    """Steps of a hundredth to three times the weights, in three dtypes; (3, 4) to (3, 4.5), whose ratio is 0.1."""
     _ratios(answer, case, torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
     _ratios(answer, case, torch.tensor([3.0, -4.0, 0.0]), torch.tensor([3.0, -4.0, 10.0]))
     for dtype in _DTYPES:
-        for ratio in (0.1, 0.01, 1e-3, 1e-4):
-            _ratios(answer, case, *step_of(case.count(8), -9, -4, ratio, case.rng, dtype))
-    before, after = step_of(24, -6, 2, 0.01, case.rng)
-    _ratios(answer, case, before.reshape(4, 6).t(), after.reshape(4, 6).t())
+        for power in (-5, -4, -3, -2) * case.count(1):
+            _ratios(answer, case, *whole_step(power, case.rng, dtype))
+    for power in (-7, -12):
+        before, after = whole_step(power, case.rng, torch.float32)
+        _ratios(answer, case, before.repeat(4).reshape(2, 8).t(), after.repeat(4).reshape(2, 8).t())
 
 
 @check_for("update_ratio")
 def steps_that_need_float64(answer, case):
-    """Weights near 1e-30 and 1e30; steps far larger than the weights; differences of more than 16 bits."""
+    """Weights near 1e-30 and 1e30; steps far larger than the weights; differences that 16 bits or float32 round."""
     for low, high in ((-105, -95), (95, 105), (-140, -120)):
-        _ratios(answer, case, *step_of(case.count(4), low, high, 0.05, case.rng))
-    for dtype in _DTYPES:
-        for _ in range(3):
-            before, after = step_of(case.count(6), -6, 3, 40.0, case.rng, dtype)
-            _ratios(answer, case, before, after)
-            _ratios(answer, case, torch.cat([before, after]), torch.cat([after, before]))
+        for size in (case.count(4), 40):
+            _ratios(answer, case, *step_of(size, low, high, 0.05, case.rng))
+    for dtype, tiny in ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-11)):
+        for after in (1.0, 4.0, -0.5):
+            _ratios(answer, case, _tensor([-tiny * after, 0.0], dtype), _tensor([after, 0.0], dtype))
+    for before, after in steps_beyond_float32(4, case.rng):
+        _ratios(answer, case, before, after)
 
 
 @check_for("update_ratio")
@@ -980,12 +1285,40 @@ def subtracts_in_own_dtype(before, after):
     return _over(_length(moved), _length(old))
 
 
-@misconception("update_ratio", "It squares in float32: small weights vanish, large ones become infinite.")
+@misconception("update_ratio", "It subtracts in float32, which rounds the difference.")
+def subtracts_in_float32(before, after):
+    moved, old = _flat64(after.float() - before.float(), before)
+    return _over(_length(moved), _length(old))
+
+
+@misconception(
+    "update_ratio", "It computes in float32: differences are rounded, small weights vanish, large ones become infinite."
+)
 def ratio_in_float32(before, after):
+    return _over(float((after.float() - before.float()).norm()), float(before.float().norm()))
+
+
+@misconception(
+    "update_ratio",
+    "It computes in the tensors' own dtype: differences are rounded, small weights vanish, large ones become infinite.",
+)
+def ratio_in_own_dtype(before, after):
+    return _over(float((after - before).norm()), float(before.norm()))
+
+
+@misconception(
+    "update_ratio",
+    "It divides two norms in the tensors' own dtype: differences are rounded, small weights vanish, and 0 / 0 is NaN.",
+)
+def plain_quotient(before, after):
+    return float((after - before).norm() / before.norm())
+
+
+@misconception("update_ratio", "It compares the norms before and after: a step that turns the weights is not seen.")
+def difference_of_norms(before, after):
     old, new = _flat64(before, after)
     with np.errstate(all="ignore"):
-        squares = [np.square(each.astype(np.float32)).astype(np.float64).sum() for each in (new - old, old)]
-        return _over(*(float(np.sqrt(each)) for each in squares))
+        return _over(abs(_length(new) - _length(old)), _length(old))
 
 
 @misconception("update_ratio", "It adds 1e-8 to the norm that it divides by.")
@@ -1033,8 +1366,42 @@ def _taps(answer, case, calls: int, how: str) -> None:
     rows, width, hidden, out = (int(size) for size in case.rng.integers(2, 4, 4))
     x, up, down = (whole_numbers(shape, case.rng) for shape in ((rows, width), (hidden, width), (out, hidden)))
     got = answer.run(tapped, x, up, down, calls, how)
-    for part, right, name in zip(got, exact.tapped(x, up, down, calls, how), _RECORDED, strict=True):
-        case.same_bits(part, right, parts=(name,))
+    sizes = (1, 1) if how == "largest" else (rows * hidden, rows * out)
+    weights = (hidden * width, out * hidden)
+    entries = [_entry_at(kept, sizes, calls) for kept in _RECORDED[:2]]
+    places = (*entries, _counted_at, _run_at(weights))
+    for part, right, name, place in zip(got, exact.tapped(x, up, down, calls, how), _RECORDED, places, strict=True):
+        case.same_bits(part, right, parts=(name,), show=_with_its_place(part, right, place))
+
+
+def _entry_at(kept: str, sizes: tuple[int, int], calls: int) -> Callable[[int], str]:
+    """A function from a place among all entries to the words for it: list, module, call."""
+    first = calls * sizes[0]
+
+    def place(index: int) -> str:
+        name, size, index = ("up", sizes[0], index) if index < first else ("down", sizes[1], index - first)
+        return f"in {kept}[{name!r}], call {index // size + 1} of {calls}, number {index % size + 1} of {size}"
+
+    return place
+
+
+def _counted_at(index: int) -> str:
+    """What the number at a place of the scenario's counts is a number of."""
+    if index >= 8:
+        return "(entries that are tied to the graph)" if index == 8 else "(errors that came out of the block)"
+    kept, name = ("activations", "gradients")[index // 2 % 2], ("up", "down")[index % 2]
+    return f"(entries in {kept}[{name!r}], {'in' if index < 4 else 'after'} the block)"
+
+
+def _run_at(weights: tuple[int, int]) -> Callable[[int], str]:
+    """A function from a place in the run's own results to the words for it."""
+
+    def place(index: int) -> str:
+        if not index:
+            return "for the loss of the run itself"
+        return f"in the gradient of the weight of {'up' if index <= weights[0] else 'down'}, in the run itself"
+
+    return place
 
 
 @check_for("Taps", weight=2)
@@ -1072,9 +1439,16 @@ def ended_by_an_error(answer, case):
         _taps(answer, case, calls, "error")
 
 
+@check_for("Taps")
+def backward_after_the_block(answer, case):
+    """The forward passes in the block, the backward pass after it: no gradient is kept any more."""
+    for calls in (1, 1, 2):
+        _taps(answer, case, calls, "later")
+
+
 def _recorder(
     model, names, measure, *, removes="always", swallows=False, entries="all", order="calls", place="output",
-    detach=True, forgets=False, in_place=False, twice=False
+    detach=True, forgets=False, in_place=False, twice=False, tensors=True, late_name=False
 ):  # fmt: skip
     """Taps with parts of the rule replaced."""
 
@@ -1086,8 +1460,8 @@ def _recorder(
 
         def __enter__(self):
             for name in names:
-                module = model.get_submodule(name)
-                self.handles.append(module.register_forward_hook(self.hook(name)))
+                module, kept_as = model.get_submodule(name), names[-1] if late_name else name
+                self.handles.append(module.register_forward_hook(self.hook(kept_as)))
             return self
 
         def __exit__(self, kind, *error):
@@ -1108,20 +1482,22 @@ def _recorder(
                 kept = watched.detach() if detach else watched
                 self.activations[name].append(kept if in_place else measure(kept))
                 number = len(self.gradients[name])
-                if order == "calls":
+                if order != "arrival":
                     self.gradients[name].append(None)
                 watched = module.weight if place == "weight" else watched
                 if watched.requires_grad:
-                    watched.register_hook(lambda gradient: keep(number, gradient))
+                    handle = watched.register_hook(lambda gradient: keep(number, gradient))
+                    self.handles += [handle] * tensors
 
             def keep(number, gradient):
                 found = measure(gradient.detach())
+                own = self.gradients[name]
                 if order == "arrival":
-                    self.gradients[name].append(found)
-                elif entries == "last":
-                    self.gradients[name][-1] = found
+                    own.append(found)
+                elif order == "first empty":
+                    own[next(k for k, each in enumerate(own) if each is None)] = found
                 else:
-                    self.gradients[name][number] = found
+                    own[-1 if order == "last" or entries == "last" else number] = found
                 return gradient * 2 if twice else None
 
             return forward
@@ -1132,6 +1508,14 @@ def _recorder(
 @misconception("Taps", "It never removes its hooks: what is called after the block is recorded too.")
 def never_removes(model, names, measure=torch.clone):
     return _recorder(model, names, measure, removes="never")
+
+
+@misconception(
+    "Taps",
+    "It removes the modules' hooks and leaves those on tensors: a gradient that arrives after the block is kept, too.",
+)
+def leaves_hooks_on_tensors(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, tensors=False)
 
 
 @misconception("Taps", "It removes its hooks only when the block ends without an error.")
@@ -1157,6 +1541,62 @@ def keeps_the_last_call(model, names, measure=torch.clone):
 @misconception("Taps", "It appends gradients as they arrive: backward, the last call comes first.")
 def gradients_as_they_arrive(model, names, measure=torch.clone):
     return _recorder(model, names, measure, order="arrival")
+
+
+@misconception(
+    "Taps",
+    "Its hook looks up the place when the gradient arrives: by then it is that of the last call, and all gradients of "
+    "a module are written there.",
+)
+def place_is_looked_up_late(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="last")
+
+
+@misconception("Taps", "It puts a gradient into the first place that is still empty: that of the first call.")
+def first_empty_place(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="first empty")
+
+
+@misconception(
+    "Taps",
+    "Its hooks look up the name when they are called: by then the loop is over, and all is kept under the last name.",
+)
+def name_is_looked_up_late(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, late_name=True)
+
+
+# Who makes one of these mistakes has mostly not thought of the hooks on tensors either.
+
+
+@misconception(
+    "Taps",
+    "Its hook looks up the place when the gradient arrives: by then it is that of the last call. And the hooks on "
+    "tensors stay after the block.",
+)
+def late_place_and_hooks_stay(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="last", tensors=False)
+
+
+@misconception(
+    "Taps",
+    "Its hooks look up the name when they are called: by then it is the last one. And the hooks on tensors stay after "
+    "the block.",
+)
+def late_name_and_hooks_stay(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, late_name=True, tensors=False)
+
+
+@misconception(
+    "Taps",
+    "It appends gradients as they arrive, the last call's first. And the hooks on tensors stay after the block.",
+)
+def as_they_arrive_and_hooks_stay(model, names, measure=torch.clone):
+    return _recorder(model, names, measure, order="arrival", tensors=False)
+
+
+@misconception("Taps", "It keeps copies, whatever measure is.")
+def never_measures(model, names, measure=torch.clone):
+    return _recorder(model, names, torch.clone)
 
 
 @misconception("Taps", "It records what goes into a module, not what comes out.")

@@ -158,18 +158,20 @@ class Taps:
 
     def __init__(self, model: nn.Module, names: Iterable[str], measure=torch.clone) -> None:
         self.modules = {name: model.get_submodule(name) for name in names}
-        self.measure = measure
+        self.measure, self.watching = measure, False
         self.activations = {name: [] for name in self.modules}
         self.gradients = {name: [] for name in self.modules}
 
     def __enter__(self) -> Taps:
         for name, module in self.modules.items():
             module.forward = self._watched(name, module.forward)
+        self.watching = True
         return self
 
     def __exit__(self, *error: object) -> None:
         for module in self.modules.values():
             del module.forward
+        self.watching = False
 
     def _watched(self, name: str, forward):
         def watched(*args: object, **kwargs: object) -> Tensor:
@@ -184,7 +186,8 @@ class Taps:
         return watched
 
     def _keep(self, name: str, place: int, gradient: Tensor) -> None:
-        self.gradients[name][place] = self.measure(gradient.detach())
+        if self.watching:
+            self.gradients[name][place] = self.measure(gradient.detach())
 
 
 def row_lengths(x: Tensor) -> Tensor:
@@ -220,7 +223,6 @@ def tapped(x: Tensor, up: Tensor, down: Tensor, calls: int = 1, how: str = "trai
     x, up, down: whole numbers, small enough that float32 holds every result.
     """
     inputs, first, second = (part.numpy().astype(np.int64) for part in (x, up, down))
-    grads = how != "no_grad"
     hidden = [inputs * (call + 1) @ first.T for call in range(calls)]
     outputs = [np.maximum(each, 0) @ second.T for each in hidden]
     backs = [each @ second * (pre > 0) for each, pre in zip(outputs, hidden, strict=True)]
@@ -231,8 +233,10 @@ def tapped(x: Tensor, up: Tensor, down: Tensor, calls: int = 1, how: str = "trai
     of_up = sum(back.T @ (inputs * (call + 1)) for call, back in enumerate(backs))
     of_down = sum(out.T @ np.maximum(pre, 0) for out, pre in zip(outputs, hidden, strict=True))
     run = np.concatenate([[loss], of_up.ravel(), of_down.ravel()])
-    if not grads:
-        gradients, run = np.full(len(gradients), np.nan), np.concatenate([[loss], np.full(len(run) - 1, np.nan)])
+    if how in ("no_grad", "later"):
+        gradients = np.full(len(gradients), np.nan)
+    if how == "no_grad":
+        run = np.concatenate([[loss], np.full(len(run) - 1, np.nan)])
     counts = torch.tensor([calls] * 8 + [0, int(how == "error")])
     flat = (torch.from_numpy(part.astype(np.float32)) for part in (activations, gradients))
     return *flat, counts, torch.from_numpy(run.astype(np.float32))

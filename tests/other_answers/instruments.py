@@ -176,6 +176,8 @@ def by_square_sums(before, after):
 @other("Taps")
 def by_wrapped_calls(model, names, measure=torch.clone):
     class Watching:
+        over = False
+
         def __init__(self):
             self.activations = {name: [] for name in names}
             self.gradients = {name: [] for name in names}
@@ -188,6 +190,7 @@ def by_wrapped_calls(model, names, measure=torch.clone):
         def __exit__(self, *error):
             for name in names:
                 del model.get_submodule(name).forward
+            self.over = True
 
         def watched(self, name, forward):
             def call(*args, **kwargs):
@@ -198,7 +201,8 @@ def by_wrapped_calls(model, names, measure=torch.clone):
                 if output.requires_grad:
 
                     def arrived(gradient):
-                        self.gradients[name][index] = measure(gradient.detach())
+                        if not self.over:
+                            self.gradients[name][index] = measure(gradient.detach())
 
                     output.register_hook(arrived)
                 return output
@@ -232,7 +236,8 @@ def with_a_global_hook(model, names, measure=torch.clone):
             self.activations[name].append(measure(output.detach()))
             own.append(None)
             if output.grad_fn is not None:
-                output.register_hook(lambda gradient: own.__setitem__(place, measure(gradient.detach())))
+                handle = output.register_hook(lambda gradient: own.__setitem__(place, measure(gradient.detach())))
+                self.callback(handle.remove)
 
     return Watching()
 
