@@ -18,7 +18,7 @@ from lowprec_lab.bench.other_answers import OtherAnswer, load_answer, other_answ
 from lowprec_lab.blanks import Blank, in_order
 from lowprec_lab.calls import copy_data
 from lowprec_lab.graders import naming, registry
-from lowprec_lab.graders.case import tokens_of, type_problem
+from lowprec_lab.graders.case import Call, tokens_of, type_problem
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import MISCONCEPTIONS
 from lowprec_lab.graders.run import OUT_OF_LIMITS, run_checks
@@ -194,7 +194,7 @@ def _outcome(function: Callable, args: tuple) -> object:
     """What a call comes to, in a form that compares by bits. A function as the first argument is a scenario."""
     scenario, args = (args[0], args[1:]) if args and inspect.isfunction(args[0]) else (None, args)
     try:
-        return _as_data(scenario(function, *copy_data(args)) if scenario else function(*copy_data(args)))
+        return _as_data(Call(copy_data(args), scenario=scenario).made_on(function))
     except Exception as error:  # whatever a mutant raises is its result
         return type(error).__name__
 

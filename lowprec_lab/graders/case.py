@@ -46,6 +46,10 @@ class Call:
     repeatable: bool = True
     cut: bool = False
 
+    def made_on(self, function: Callable) -> object:
+        """What the same call of another function gives."""
+        return self.scenario(function, *self.args) if self.scenario else function(*self.args, **self.kwargs)
+
 
 @dataclass
 class Record:

@@ -111,7 +111,7 @@ def _corner(value: Tensor) -> Tensor:
 def _differs(blank: Blank, function: Callable, call: Call) -> bool:
     """Whether the answer still differs from the oracle on this call."""
     try:
-        right = _repeated(ORACLES[blank.name], call)
+        right = call.made_on(ORACLES[blank.name])
     except Exception as error:  # what was cut out may make no sense; a whole call may be one that has to raise
         if call.cut:
             return False
@@ -119,10 +119,6 @@ def _differs(blank: Blank, function: Callable, call: Call) -> bool:
     else:
         again = _gives(right, call)
     return not run_check(Check(blank.name, again, 1.0), function, 0, limit_s=_LIMIT_S).passed
-
-
-def _repeated(function: Callable, call: Call) -> object:
-    return call.scenario(function, *call.args) if call.scenario else function(*call.args, **call.kwargs)
 
 
 def _gives(right: object, call: Call) -> Callable:
@@ -149,7 +145,7 @@ def _has_result(blank: Blank, call: Call, record: Record, index: int | None) -> 
     if not call.cut:
         return True
     try:
-        right = _repeated(ORACLES[blank.name], call)
+        right = call.made_on(ORACLES[blank.name])
     except Exception:  # what was cut out makes no sense
         return False
     found = [tokens_of(part) for part in (right if isinstance(right, tuple) else (right,))]
