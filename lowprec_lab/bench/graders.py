@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from lowprec_lab.bench.larger_inputs import calls_for
+from lowprec_lab.bench.larger_inputs import calls_for, named_calls_for
 from lowprec_lab.bench.mutants import mutants
 from lowprec_lab.bench.other_answers import OtherAnswer, load_answer, other_answers
 from lowprec_lab.blanks import Blank, in_order
@@ -163,7 +163,7 @@ def _judge_mutant(finding: Finding, blank: Blank, text: str) -> None:
         return
     finding.mutants_named += 1
     named = next(m for m in MISCONCEPTIONS[blank.name] if m.function.__name__ == verdict.misconception)
-    if not different or differs(blank.name, function, named.function, _NAMED_LIMIT_S) is not False:
+    if not different or _differ(function, named.function, named_calls_for(blank.name), _NAMED_LIMIT_S) is not False:
         finding.false_names.append(f"named {verdict.misconception}:\n{text}")
 
 
@@ -178,14 +178,18 @@ def _runnable(blank: Blank, text: str) -> Callable | None:
     return function if not slow and any(o.records for o in outcomes) else None
 
 
-def differs(exercise: str, one: Callable, another: Callable, limit_s: float = _COMPARE_LIMIT_S) -> bool | None:
+def differs(exercise: str, one: Callable, another: Callable) -> bool | None:
     """Whether two answers differ anywhere on the larger set: types, bits (NaN by class), or the exceptions' types.
 
     None where that takes too long to be found out.
     """
+    return _differ(one, another, calls_for(exercise), _COMPARE_LIMIT_S)
+
+
+def _differ(one: Callable, another: Callable, calls: list[tuple], limit_s: float) -> bool | None:
     try:
         with quiet(), time_limit(limit_s):
-            return any(_outcome(one, args) != _outcome(another, args) for args in calls_for(exercise))
+            return any(_outcome(one, args) != _outcome(another, args) for args in calls)
     except TookTooLongError:
         return None
 

@@ -354,6 +354,7 @@ def _share_calls() -> list[tuple]:
             x = _values_for(fmt, 300)
             found.append(((x.double() / scale).float().to(dtype), fmt, scale))
             found.append((x.to(dtype), fmt))
+        found += [(torch.tensor([1e-40, -1e30, 3e38, 1e-30, 1.0]), fmt, scale) for scale in (1e-10, 10.0)]
     return [*found, (torch.ones(2), E4M3, 0.0), (torch.ones(2), E4M3, -1.0), (torch.ones(2), E4M3, float("inf"))]
 
 
@@ -380,13 +381,45 @@ def _step_calls() -> list[tuple]:
     return found
 
 
+def _whole(rng: np.random.Generator) -> np.ndarray:
+    """Three whole numbers whose norm is whole, of 1 to 4, both signs: a, b, c, d give one of a^2 + b^2 + c^2 + d^2."""
+    a, b, c, d = (int(each) for each in rng.permutation([1, *rng.integers(0, 2, 3)]))
+    return np.array([a * a + b * b - c * c - d * d, 2 * (b * c + a * d), 2 * (b * d - a * c)], dtype=np.float64)
+
+
+_POWERS = {torch.float32: (0, -3, 80, -80, -130), torch.bfloat16: (0, -3, 80, -80), torch.float16: (0, 3, 10, -18)}
+
+
+def _orderless_gradient_calls() -> list[tuple]:
+    """Gradients whose squares a narrow dtype holds exactly, or for which they are infinite, or zero."""
+    rng, found = np.random.default_rng(_SEED + 6), [(), (None,), (torch.zeros(3), None)]
+    for number in range(240):
+        dtype = tuple(_POWERS)[number % 3]
+        unit = np.ldexp(_whole(rng), _POWERS[dtype][number // 3 % len(_POWERS[dtype])])
+        parts = [torch.from_numpy(factor * unit).to(dtype) for factor in _whole(rng)]
+        found.append(tuple(parts[:1] if number % 2 else parts))
+    return found
+
+
+def _orderless_step_calls() -> list[tuple]:
+    """Steps whose ratio is exact in every dtype, and steps near 1e-30 and 1e30."""
+    rng, found = np.random.default_rng(_SEED + 7), [(torch.zeros(3), torch.zeros(3)), (torch.zeros(3), torch.ones(3))]
+    for number in range(240):
+        before = rng.choice([-2.0, 2.0], 4)
+        after = before + np.ldexp(np.append(_whole(rng), 0), -int(rng.integers(3, 6)))
+        power = (0, 100, -100)[number // 3 % 3] if number % 3 == 0 else 0
+        dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
+        found.append(tuple(torch.from_numpy(np.ldexp(each, power)).to(dtype) for each in (before, after)))
+    return found
+
+
 def _tap_calls() -> list[tuple]:
     rng, found = np.random.default_rng(_SEED + 8), []
     for number in range(60):
         rows, width, hidden, out = (int(size) for size in rng.integers(1, 6, 4))
         shapes = ((rows, width), (hidden, width), (out, hidden))
         parts = [torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)) for shape in shapes]
-        found.append((*parts, 1 + number % 4, ("train", "largest", "no_grad", "error")[number // 4 % 4]))
+        found.append((*parts, 1 + number % 4, ("train", "largest", "no_grad", "error", "later")[number // 4 % 5]))
     return found
 
 
@@ -619,6 +652,18 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "count_weight_casts": _cast_count_calls,
     "survives_compile": _compiler_calls,
 }
+
+# A narrow sum depends on the order of its terms in the last bit. Which order it is, is no part of what a name says.
+_NAMED_CALLS: dict[str, Callable[[], list[tuple]]] = {
+    "gradient_norm": _through(instruments.norm_of, _orderless_gradient_calls),
+    "update_ratio": _through(instruments.ratio_of, _orderless_step_calls),
+}
+
+
+@lru_cache(maxsize=32)
+def named_calls_for(exercise: str) -> list[tuple]:
+    """The calls on which an answer has to agree with the misconception that it is named after: mostly `calls_for`."""
+    return _NAMED_CALLS[exercise]() if exercise in _NAMED_CALLS else calls_for(exercise)
 
 
 @lru_cache(maxsize=32)
