@@ -485,10 +485,26 @@ CALLS: tuple[Call, ...] = (
 # --- scenarios: what a check drives an answer with, beside plain calls ------------------------------------------------
 
 
-def strides_and_values(function: Callable, x: Tensor, step: int) -> tuple[str, Tensor]:
-    """(the strides of the answer in words, its elements as they are) for every `step`-th column of x."""
+def layout_and_values(function: Callable, x: Tensor, step: int) -> tuple[str, Tensor]:
+    """(shape and strides in words, the elements' bytes row by row) of the answer for every `step`-th column of x."""
     made = function(x[:, ::step])
-    return f"strides {tuple(made.stride())}, {name_of(made)}", made.contiguous().view(torch.uint8)
+    said = f"{name_of(made)}, shape {tuple(made.shape)}, strides {tuple(made.stride())}"
+    return said, made.contiguous().view(torch.uint8).flatten()
+
+
+def shape_and_values(function: Callable, x: Tensor, multiple: int, dims: tuple[int, ...]) -> tuple[str, Tensor]:
+    """(shape in words, the elements in the corner of a larger tensor of zeros) of a padded tensor."""
+    made = function(x, multiple, dims)
+    return f"{name_of(made)}, shape {tuple(made.shape)}", _laid(made.float(), [size + multiple for size in x.shape])
+
+
+def _laid(x: Tensor, shape: list[int] | tuple[int, ...]) -> Tensor:
+    """As much of x as fits into the corner of a tensor of zeros of that shape."""
+    laid = x.new_zeros(shape)
+    if x.dim() == laid.dim():
+        corner = tuple(slice(min(pair)) for pair in zip(x.shape, shape, strict=True))
+        laid[corner] = x[corner]
+    return laid
 
 
 def problems_found(
@@ -545,10 +561,14 @@ def products_on(
 
 
 def _ran(gpu: Gpu, run: Callable, shapes: tuple) -> tuple:
-    """What ran in words, and the results; for an error of the GPU its message, and results full of NaN."""
+    """What ran and the results' shapes in words, and the results; for an error its message, and results full of NaN."""
     try:
         results = tuple(run())
     except (RuntimeError, ValueError, AssertionError) as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         return (said, *(torch.full(shape, torch.nan, dtype=torch.bfloat16) for shape in shapes))
-    return ("; ".join(gpu.log) or "nothing ran", *results)
+    if len(results) != len(shapes) or not all(type(each) is Tensor for each in results):
+        return results
+    ran = "; ".join(gpu.log) or "nothing ran"
+    said = f"{ran}; shapes {', '.join(str(tuple(each.shape)) for each in results)}"
+    return (said, *(_laid(each, shape) for each, shape in zip(results, shapes, strict=True)))

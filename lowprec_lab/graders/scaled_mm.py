@@ -136,20 +136,20 @@ def scales_the_bias(a, b, scale_a, scale_b, bias=None, out_dtype=torch.bfloat16)
     return ((total if bias is None else total + bias.float()) * scale_a * scale_b).to(out_dtype)
 
 
-@misconception("scaled_mm_reference", "It gives bfloat16, whatever out_dtype says.")
-def always_bfloat16(a, b, scale_a, scale_b, bias=None, out_dtype=torch.bfloat16):
-    return _product(a, b, scale_a, scale_b, bias).bfloat16()
-
-
 # --- 9.2 to_column_major ----------------------------------------------------------------------------------------------
 
 
+def _compare_with(answer, case, scenario, wants: tuple, *args) -> None:
+    """Compare the parts of what a scenario gives for the answer with what it must give."""
+    got = answer.run(scenario, *args)
+    same_kind = isinstance(got, tuple) and len(got) == len(wants)
+    for result, want in zip(got if same_kind else [got] * len(wants), wants, strict=True):
+        case.same_bits(result, want, show=str if isinstance(want, str) else None)
+
+
 def _compare_layouts(answer, case, x: Tensor, step: int = 1) -> None:
-    want = given.strides_and_values(exact.to_column_major, x, step)
-    got = answer.run(given.strides_and_values, x, step)
-    said, values = got if isinstance(got, tuple) and len(got) == 2 else (got, got)
-    case.same_bits(said, want[0])
-    case.same_bits(values, want[1])
+    want = given.layout_and_values(exact.to_column_major, x, step)
+    _compare_with(answer, case, given.layout_and_values, want, x, step)
 
 
 def _matrix(rng: np.random.Generator, shape: tuple, dtype: torch.dtype) -> Tensor:
@@ -218,7 +218,8 @@ def transposes_twice(x):
 
 
 def _compare_padding(answer, case, x: Tensor, multiple: int, dims: tuple[int, ...]) -> None:
-    case.same_bits(answer(x, multiple, dims), exact.pad_to_multiple(x, multiple, dims))
+    want = given.shape_and_values(exact.pad_to_multiple, x, multiple, dims)
+    _compare_with(answer, case, given.shape_and_values, want, x, multiple, dims)
 
 
 @check_for("pad_to_multiple", weight=2)
@@ -724,11 +725,7 @@ def any_scaling(capability, scaling="tensorwise", shape=None):
 
 def _compare_sums(answer, case, x, inverse_x, y, inverse_out, saturates) -> None:
     args = x, inverse_x, y, inverse_out, saturates
-    want = given.sum_in_float8(exact.requantized_sum, *args)
-    got = answer.run(given.sum_in_float8, *args)
-    codes, values = got if isinstance(got, tuple) and len(got) == 2 else (got, got)
-    case.same_bits(codes, want[0])
-    case.same_bits(values, want[1])
+    _compare_with(answer, case, given.sum_in_float8, given.sum_in_float8(exact.requantized_sum, *args), *args)
 
 
 def _summands(rng: np.random.Generator, rows: int, top: int, large: int = 4) -> tuple[Tensor, Tensor, Tensor]:
@@ -850,11 +847,7 @@ def _compare_multiplications(answer, case, capability, rowwise, by_row) -> None:
     a, b = operands(case.rng, m, k, n)
     shapes = ((m, 1), (1, n)) if by_row else ((1,), (1,))
     args = capability, rowwise, a, b, *(scales(case.rng, shape) for shape in shapes)
-    said, product = exact.multiplied(*args)
-    got = answer.run(given.multiplied_on, *args)
-    found = got if isinstance(got, tuple) and len(got) == 2 else (got, got)
-    case.same_bits(found[0], said, show=str)
-    case.same_bits(found[1], product)
+    _compare_with(answer, case, given.multiplied_on, exact.multiplied(*args), *args)
 
 
 @check_for("multiply", weight=2)
@@ -961,10 +954,7 @@ def _layer(rng: np.random.Generator, m: int, k: int, n: int) -> tuple[Tensor, Te
 
 def _compare_layers(answer, case, capability, compiled, m, k, n) -> None:
     tensors = _layer(case.rng, m, k, n)
-    got = answer.run(given.products_on, capability, compiled, *tensors)
-    found = got if isinstance(got, tuple) and len(got) == 3 else (got, got, got)
-    for result, want in zip(found, exact.products(*tensors), strict=True):
-        case.same_bits(result, want, show=str if isinstance(want, str) else None)
+    _compare_with(answer, case, given.products_on, exact.products(*tensors), capability, compiled, *tensors)
 
 
 @check_for("float8_products", weight=2)

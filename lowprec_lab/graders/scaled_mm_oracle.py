@@ -185,11 +185,12 @@ def requantized_sum(x, inverse_x, y, inverse_out, cast):
 def multiplied(capability, rowwise, a, b, inverse_a, inverse_b) -> tuple[str, Tensor]:
     """What `multiplied_on` must give."""
     product = scaled_mm_reference(a, b, inverse_a, inverse_b)
+    shapes = f"; shapes {tuple(product.shape)}"
     if tuple(capability) < (8, 9):
-        return "mm of bfloat16 and bfloat16", product
+        return "mm of bfloat16 and bfloat16" + shapes, product
     by_row = inverse_a.numel() > 1 and rowwise
     kinds = "scales by row" if by_row else "one scale each"
-    return f"scaled_mm of float8_e4m3fn and float8_e4m3fn, {kinds}", product
+    return f"scaled_mm of float8_e4m3fn and float8_e4m3fn, {kinds}{shapes}", product
 
 
 def multiply(gpu: Gpu, a, b, inverse_a, inverse_b):
@@ -212,7 +213,8 @@ PRODUCTS = (
 def products(x, weight, grad_output) -> tuple[str, Tensor, Tensor]:
     """What `products_on` must give for tensors whose numbers float8 holds exactly at their scales."""
     x, weight, grad_output = (each.double().numpy() for each in (x, weight, grad_output))
-    return PRODUCTS, rounded(x @ weight.T, torch.bfloat16), rounded(grad_output.T @ x, torch.bfloat16)
+    said = f"{PRODUCTS}; shapes {(len(x), len(weight))}, {weight.shape}"
+    return said, rounded(x @ weight.T, torch.bfloat16), rounded(grad_output.T @ x, torch.bfloat16)
 
 
 def float8_products(gpu: Gpu, x, weight, grad_output):
