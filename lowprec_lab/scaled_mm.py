@@ -285,14 +285,15 @@ class Gpu:
     """Stands in for a GPU of a compute capability: it refuses what that refuses, with the message that torch has.
 
     capability: (8, 6) is an RTX 3090, (8, 9) an RTX 4070 or L4, (9, 0) an H100, (12, 0) an RTX 5090.
-    rowwise: whether this torch has a row-wise kernel for it; older ones had one for 9.0 alone, and some builds have none.
+    rowwise: whether this torch has a row-wise kernel for it. Older ones had one for 9.0 alone, and some builds none.
     compiled: whether the code runs under torch.compile. What it can multiply is computed in float32 on the CPU.
-    log: the dtypes of every product, in words.
+    log: the dtypes of every product, in words. refusal: the last error.
     """
 
     def __init__(self, capability: tuple[int, int], rowwise: bool = True, compiled: bool = False) -> None:
         self.capability, self.rowwise, self.compiled = tuple(capability), rowwise, compiled
         self.log: list[str] = []
+        self.refusal: Exception | None = None
 
     def scaled_mm(
         self,
@@ -306,22 +307,26 @@ class Gpu:
         """torch._scaled_mm on this GPU: the product, or torch's error."""
         problems = explain_scaled_mm(a, b, scale_a, scale_b, self.capability, bias, out_dtype)
         if problems:
-            raise RULES[problems[0].rule].error(problems[0].text)
-        if self.compiled and scale_a.dim() != scale_b.dim() and 0 in (scale_a.dim(), scale_b.dim()):
-            raise AssertionError("assert len(scale_a.get_size()) == len(scale_b.get_size())")
+            raise self._refused(RULES[problems[0].rule].error(problems[0].text))
+        if self.compiled and self.capability >= (12, 0) and scale_a.dim() != scale_b.dim():
+            if 0 in (scale_a.dim(), scale_b.dim()):
+                raise self._refused(AssertionError("assert len(scale_a.get_size()) == len(scale_b.get_size())"))
         if not self.rowwise and scaling_kind(a, b, scale_a, scale_b) == "rowwise":
-            raise RuntimeError(_NO_ROWWISE["8.9" if self.capability < (9, 0) else "12.0"])
+            raise self._refused(RuntimeError(_NO_ROWWISE["8.9" if self.capability < (9, 0) else "12.0"]))
         self.log.append(f"scaled_mm of {name_of(a)} and {name_of(b)}, {_kind_in_words(scale_a)}")
         return scaled_mm_reference(a, b, scale_a, scale_b, bias, out_dtype)
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """A kernel of Triton: float32 (M, N), the product of the codes' values."""
         if E4M3 in (a.dtype, b.dtype) and self.capability < (8, 9):
-            raise ValueError(
-                "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')"
-            )
+            said = "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')"
+            raise self._refused(ValueError(said))
         self.log.append(f"mm of {name_of(a)} and {name_of(b)}")
         return a.float() @ b.float()
+
+    def _refused(self, error: Exception) -> Exception:
+        self.refusal = error
+        return error
 
 
 # From RowwiseScaledMM.cu, and from the report pytorch#192707.
@@ -380,6 +385,20 @@ class Call:
     def tensors(self, device: str = "cpu") -> tuple[Tensor, ...]:
         """a, b, scale_a and scale_b, full of zeros."""
         return tuple(empty_like_described(each, device) for each in (self.a, self.b, self.scale_a, self.scale_b))
+
+
+def ask_compiler(one: Call) -> str:
+    """What torch's compiler says to a call on CUDA: "it works", or the error in a line. No GPU is needed.
+
+    It is asked with tensors that have a dtype, a shape and strides, and no numbers (device "meta"), which it takes for
+    CUDA's. It does not know which GPU it compiles for, and knows some of the rules only.
+    """
+
+    def made(described: tuple | None) -> Tensor | None:
+        return described and torch.empty_strided(*described[1:], dtype=described[0], device="meta")
+
+    tensors = [made(each) for each in (one.a, one.b, one.scale_a, one.scale_b)]
+    return ask_torch(*tensors, bias=made(one.bias), out_dtype=one.out_dtype)
 
 
 def empty_like_described(described: tuple | None, device: str = "cpu") -> Tensor | None:
@@ -525,14 +544,14 @@ def kind_found(function: Callable, a: tuple, b: tuple, scale_a: tuple, scale_b: 
 def sum_in_float8(
     function: Callable, x: Tensor, inverse_x: Tensor, y: Tensor, inverse_out: Tensor | None, saturates: bool
 ) -> tuple[Tensor, Tensor]:
-    """(codes as uint8, their values as float32) that `requantized_sum` gives with a cast that saturates, or one that does not.
+    """(codes as uint8, their values as float32) of a `requantized_sum`, with a cast that saturates or one that does not.
 
     Where torch refuses, the codes are 0 and the values NaN.
     """
     cast = _saturating_cast if saturates else cast_before_2_13
     try:
         codes, inverse = function(x, inverse_x, y, inverse_out, cast)
-    except (NotImplementedError, RuntimeError):
+    except NotImplementedError:  # torch has no such operation on float8
         return torch.zeros(x.shape, dtype=torch.uint8), torch.full(x.shape, torch.nan)
     numbers = codes.float() * inverse
     return codes.contiguous().view(torch.uint8).masked_fill(numbers.isnan(), 0x7F), numbers
@@ -542,29 +561,59 @@ def _saturating_cast(x: Tensor) -> Tensor:
     return x.clamp(-448, 448).to(E4M3)
 
 
+def whole_operands(m: int, k: int, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """a (M, K), row-major, and b (K, N), column-major, in E4M3: whole numbers up to 15, drawn from a seed."""
+    rng = torch.Generator().manual_seed(seed)
+    a, b = (torch.randint(-15, 16, shape, generator=rng).float().to(E4M3) for shape in ((m, k), (n, k)))
+    return a, b.t()
+
+
+def whole_scales(m: int, n: int, by_row: bool, seed: int) -> tuple[Tensor, Tensor]:
+    """Inverse scales of 1, 3, 5 or 7 times a power of two: (M, 1) and (1, N), or one each."""
+    rng = torch.Generator().manual_seed(seed)
+    shapes = ((m, 1), (1, n)) if by_row else ((1,), (1,))
+    odd = [2 * torch.randint(0, 4, shape, generator=rng).float() + 1 for shape in shapes]
+    return tuple(torch.ldexp(each, torch.randint(-4, 4, each.shape, generator=rng)) for each in odd)
+
+
+def whole_layer(m: int, k: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x (M, K), weight (N, K) and grad_output (M, N): whole numbers times a power of two, drawn from a seed.
+
+    The largest magnitudes are 14, 14 and 7 times that power, so that float8 holds all of them at its scale.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    made = []
+    for shape, top in (((m, k), 14), ((n, k), 14), ((m, n), 7)):
+        numbers = torch.randint(-top, top + 1, shape, generator=rng).float()
+        numbers[0, 0] = top
+        made.append(torch.ldexp(numbers, torch.randint(-9, 4, (1,), generator=rng)))
+    return tuple(made)
+
+
 def multiplied_on(
-    function: Callable, capability: tuple, rowwise: bool, a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor
+    function: Callable, capability: tuple, rowwise: bool, by_row: bool, m: int, k: int, n: int, seed: int
 ) -> tuple[str, Tensor]:
-    """(what ran on a GPU of that kind or the error that came, the product) for `multiply`."""
+    """(what ran on a GPU of that kind or the error that came, the product) for `multiply`, on numbers from a seed."""
     gpu = Gpu(capability, rowwise)
-    shape = (a.shape[0], b.shape[1])
-    return _ran(gpu, lambda: (function(gpu, a, b, inverse_a, inverse_b),), (shape,))
+    operands = *whole_operands(m, k, n, seed), *whole_scales(m, n, by_row, seed)
+    return _ran(gpu, lambda: (function(gpu, *operands),), ((m, n),))
 
 
 def products_on(
-    function: Callable, capability: tuple, compiled: bool, x: Tensor, weight: Tensor, grad_output: Tensor
+    function: Callable, capability: tuple, compiled: bool, m: int, k: int, n: int, seed: int
 ) -> tuple[str, Tensor, Tensor]:
-    """(what ran or the error that came, output, grad_weight) for `float8_products` on a GPU of that kind."""
+    """(what ran or the error that came, output, grad_weight) for `float8_products`, on numbers from a seed."""
     gpu = Gpu(capability, compiled=compiled)
-    shapes = (x.shape[0], weight.shape[0]), tuple(weight.shape)
-    return _ran(gpu, lambda: function(gpu, x, weight, grad_output), shapes)
+    return _ran(gpu, lambda: function(gpu, *whole_layer(m, k, n, seed)), ((m, n), (n, k)))
 
 
 def _ran(gpu: Gpu, run: Callable, shapes: tuple) -> tuple:
     """What ran and the results' shapes in words, and the results; for an error its message, and results full of NaN."""
     try:
         results = tuple(run())
-    except (RuntimeError, ValueError, AssertionError) as error:
+    except Exception as error:
+        if error is not gpu.refusal:
+            raise
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         return (said, *(torch.full(shape, torch.nan, dtype=torch.bfloat16) for shape in shapes))
     if len(results) != len(shapes) or not all(type(each) is Tensor for each in results):

@@ -62,9 +62,7 @@ def one_scale_each(answer, case):
         for out_dtype in (BF16, FP32):
             for _ in range(case.count(2)):
                 a, b = operands(case.rng, *_sizes(case.rng))
-                _compare_products(
-                    answer, case, a, b, scales(case.rng, shape), scales(case.rng, shape), None, out_dtype
-                )
+                _compare_products(answer, case, a, b, scales(case.rng, shape), scales(case.rng, shape), None, out_dtype)
 
 
 @check_for("scaled_mm_reference", weight=2)
@@ -224,19 +222,18 @@ def _compare_padding(answer, case, x: Tensor, multiple: int, dims: tuple[int, ..
 
 @check_for("pad_to_multiple", weight=2)
 def matrices_to_multiples_of_16(answer, case):
-    """Matrices of float8 and bfloat16 with sizes of 1 to 40, the first, the last or both dimensions padded."""
+    """Matrices of float8 and bfloat16 of up to 20 rows and 10 columns, the first, the last or both padded."""
     for dtype in (E4M3, E5M2, BF16):
         for dims in ((0,), (1,), (0, 1)):
             for _ in range(case.count(1)):
-                shape = tuple(int(size) for size in case.rng.integers(1, 41, 2))
+                shape = tuple(int(size) for size in case.rng.integers(1, (21, 11)))
                 _compare_padding(answer, case, whole(case.rng, shape, 7, dtype), 16, dims)
 
 
 @check_for("pad_to_multiple")
 def multiples_already(answer, case):
     """Sizes that are multiples already, 0 among them: nothing is added."""
-    for shape in ((16, 32), (48, 16), (0, 16), (32, 8)):
-        multiple = 8 if shape[1] == 8 else 16
+    for shape, multiple in (((4, 8), 4), ((12, 4), 4), ((0, 16), 16), ((16, 8), 8), ((3, 6), 3)):
         for dims in ((0,), (0, 1)):
             _compare_padding(answer, case, whole(case.rng, shape, 7), multiple, dims)
 
@@ -404,27 +401,54 @@ def _kind(a, b, scale_a, scale_b, *, vectors=False, turned=False, gaps=False, sc
     return "blockwise" if shapes in wanted else None
 
 
-def _wrong_kind(sentence: str, name: str, **change: bool) -> None:
-    def wrong(a, b, scale_a, scale_b):
-        return _kind(a, b, scale_a, scale_b, **change)
-
-    wrong.__name__ = name
-    misconception("scaling_kind", sentence)(wrong)
+@misconception("scaling_kind", "It takes scales of shape (M,) and (N,) as rowwise.")
+def vectors_are_rows(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, vectors=True)
 
 
-for _arguments in (
-    ("It takes scales of shape (M,) and (N,) as rowwise.", "vectors_are_rows", "vectors"),
-    ("It takes a scale_b of shape (N, 1) as rowwise: it has to lie along b's columns.", "turned_scales", "turned"),
-    ("It does not ask whether rowwise scales are contiguous.", "gaps_are_fine", "gaps"),
-    ("It takes 0-d scales alone as tensorwise: (1,) and (1, 1) have one element too.", "scalars_alone", "scalars"),
-    ("It does not look at the dtypes of the scales.", "any_scale_dtype", "scale_dtypes"),
-    ("It does not ask whether a and b are float8.", "any_operand_dtype", "operand_dtypes"),
-    ("It rounds the numbers of blocks down: 300 is three blocks of 128.", "whole_blocks_only", "floor"),
-    ("It lets both matrices have blocks of 128x128, which no kernel takes.", "both_in_blocks", "both_blocks"),
-    ("It asks for rowwise first: scales of one element each become rowwise where M = N = 1.", "rows_first", "rows_first"),
-    ("It calls scales rowwise when one of the two is.", "one_side_is_enough", "one_side"),
-):  # fmt: skip
-    _wrong_kind(*_arguments[:2], **{_arguments[2]: True})
+@misconception("scaling_kind", "It takes a scale_b of shape (N, 1) as rowwise: it has to lie along b's columns.")
+def turned_scales(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, turned=True)
+
+
+@misconception("scaling_kind", "It does not ask whether rowwise scales are contiguous.")
+def gaps_are_fine(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, gaps=True)
+
+
+@misconception("scaling_kind", "It takes 0-d scales alone as tensorwise: (1,) and (1, 1) have one element too.")
+def scalars_alone(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, scalars=True)
+
+
+@misconception("scaling_kind", "It does not look at the dtypes of the scales.")
+def any_scale_dtype(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, scale_dtypes=True)
+
+
+@misconception("scaling_kind", "It does not ask whether a and b are float8.")
+def any_operand_dtype(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, operand_dtypes=True)
+
+
+@misconception("scaling_kind", "It rounds the numbers of blocks down: 300 is three blocks of 128.")
+def whole_blocks_only(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, floor=True)
+
+
+@misconception("scaling_kind", "It lets both matrices have blocks of 128x128, which no kernel takes.")
+def both_in_blocks(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, both_blocks=True)
+
+
+@misconception("scaling_kind", "It asks for rowwise first: scales of one element each become rowwise where M = N = 1.")
+def rows_first(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, rows_first=True)
+
+
+@misconception("scaling_kind", "It calls scales rowwise when one of the two is.")
+def one_side_is_enough(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, one_side=True)
 
 
 # --- 9.5 explain_scaled_mm --------------------------------------------------------------------------------------------
@@ -510,21 +534,12 @@ def biases(answer, case):
         _compare_rules(answer, case, call("", capability, bias=given.floats(48, dtype=one), out_dtype=other))
 
 
-def _wrong_rules(sentence: str):
-    """Register a change of the oracle's findings, `change(found, call)`, as a misconception."""
-
-    def register(change):
-        def wrong(a, b, scale_a, scale_b, capability, bias=None, out_dtype=torch.bfloat16, cublas=(12, 9)):
-            seen = [exact.describe(each) for each in (a, b, scale_a, scale_b)]
-            one = given.Call("", capability, *seen, exact.describe(bias), out_dtype, cublas)
-            found = change(exact.rules(*one.described), one)
-            return [given.problem(name, a, b, scale_a, scale_b, capability, bias, out_dtype, cublas) for name in found]
-
-        wrong.__name__ = change.__name__
-        misconception("explain_scaled_mm", sentence)(wrong)
-        return change
-
-    return register
+def _changed(change, *call) -> list[given.Problem]:
+    """The oracle's problems for these arguments, with its findings changed by `change(found, call)`."""
+    a, b, scale_a, scale_b, capability, bias, out_dtype, cublas = call
+    seen = [exact.describe(each) for each in (a, b, scale_a, scale_b)]
+    one = given.Call("", capability, *seen, exact.describe(bias), out_dtype, cublas)
+    return [given.problem(name, *call) for name in change(exact.rules(*one.described), one)]
 
 
 def _again(one: given.Call, **changes) -> list[str]:
@@ -532,93 +547,163 @@ def _again(one: given.Call, **changes) -> list[str]:
     return exact.rules(*given.Call(**(vars(one) | changes)).described)
 
 
-_LAYOUT_RULES = ("a row-major", "b column-major")
+LAYOUT_RULES = ("a row-major", "b column-major")
 
 
-@_wrong_rules("It stops at the first problem: those after it are found one by one, run after run.")
-def the_first_alone(found, one):
+def _the_first_alone(found, one):
     return found[:1]
 
 
-@_wrong_rules("It asks for a compute capability of 9.0, and leaves out 8.9.")
-def from_nine(found, one):
+@misconception(
+    "explain_scaled_mm", "It stops at the first problem: those after it are found one by one, run after run."
+)
+def the_first_alone(*call):
+    return _changed(_the_first_alone, *call)
+
+
+def _from_nine(found, one):
     return ["capability", *found] if one.capability == (8, 9) else found
 
 
-@_wrong_rules("It looks at the first number of the capability alone: 8.6 passes with 8.9.")
-def all_of_eight(found, one):
+@misconception("explain_scaled_mm", "It asks for a compute capability of 9.0, and leaves out 8.9.")
+def from_nine(*call):
+    return _changed(_from_nine, *call)
+
+
+def _all_of_eight(found, one):
     return [name for name in found if name != "capability" or one.capability[0] < 8]
 
 
-@_wrong_rules("It asks for a multiple of 16 in M as well: the rows of a may be any number.")
-def m_by_sixteen(found, one):
+@misconception("explain_scaled_mm", "It looks at the first number of the capability alone: 8.6 passes with 8.9.")
+def all_of_eight(*call):
+    return _changed(_all_of_eight, *call)
+
+
+def _m_by_sixteen(found, one):
     if set(found) & {"two dimensions", "inner size", "K by 16"} or one.a[1][0] % 16 == 0:
         return found
     place = sum(name in ("capability", "scales", "bias size") for name in found)
     return [*found[:place], "K by 16", *found[place:]]
 
 
-@_wrong_rules("It forgets N: b's columns have to be a multiple of 16 too.")
-def n_is_free(found, one):
+@misconception("explain_scaled_mm", "It asks for a multiple of 16 in M as well: the rows of a may be any number.")
+def m_by_sixteen(*call):
+    return _changed(_m_by_sixteen, *call)
+
+
+def _n_is_free(found, one):
     return [name for name in found if name != "mat2 by 16" or one.b[1][0] % 16]
 
 
-@_wrong_rules("It asks for the layouts on Blackwell too, where cuBLAS takes all four.")
-def strict_everywhere(found, one):
+@misconception("explain_scaled_mm", "It forgets N: b's columns have to be a multiple of 16 too.")
+def n_is_free(*call):
+    return _changed(_n_is_free, *call)
+
+
+def _strict_everywhere(found, one):
     scaling = exact.kind(*one.described[:4]) if set(found).isdisjoint({"two dimensions", "inner size"}) else None
     if scaling != "tensorwise" or one.capability[0] < 10:
         return found
-    return found + [name for name in _again(one, capability=(9, 0)) if name in _LAYOUT_RULES]
+    return found + [name for name in _again(one, capability=(9, 0)) if name in LAYOUT_RULES]
 
 
-@_wrong_rules("It lets Blackwell have any layout with scales by row: that kernel is CUTLASS's, which wants one.")
-def free_on_blackwell(found, one):
-    return [name for name in found if name not in _LAYOUT_RULES or one.capability[0] < 10]
+@misconception("explain_scaled_mm", "It asks for the layouts on Blackwell too, where cuBLAS takes all four.")
+def strict_everywhere(*call):
+    return _changed(_strict_everywhere, *call)
 
 
-@_wrong_rules("It asks whether b is not contiguous: one with gaps is neither row-major nor column-major.")
-def not_contiguous(found, one):
+def _free_on_blackwell(found, one):
+    return [name for name in found if name not in LAYOUT_RULES or one.capability[0] < 10]
+
+
+@misconception(
+    "explain_scaled_mm",
+    "It lets Blackwell have any layout with scales by row: that kernel is CUTLASS's, which wants one.",
+)
+def free_on_blackwell(*call):
+    return _changed(_free_on_blackwell, *call)
+
+
+def _not_contiguous(found, one):
     if "b column-major" in found and one.b[2] != (one.b[1][1], 1):
         return [name for name in found if name != "b column-major"]
     return found
 
 
-@_wrong_rules("It looks at b's layout and not at a's.")
-def b_alone(found, one):
+@misconception(
+    "explain_scaled_mm", "It asks whether b is not contiguous: one with gaps is neither row-major nor column-major."
+)
+def not_contiguous(*call):
+    return _changed(_not_contiguous, *call)
+
+
+def _b_alone(found, one):
     return [name for name in found if name != "a row-major"]
 
 
-@_wrong_rules("It refuses E5M2 wherever it stands: only two of them are refused.")
-def no_e5m2(found, one):
+@misconception("explain_scaled_mm", "It looks at b's layout and not at a's.")
+def b_alone(*call):
+    return _changed(_b_alone, *call)
+
+
+def _no_e5m2(found, one):
     alone = {one.a[0], one.b[0]} == {E4M3, E5M2} and "two E5M2" not in found
     early = ("capability", "scales", "bias size", "K by 16", "mat2 by 16")
     place = sum(name in early for name in found)
     return [*found[:place], "two E5M2", *found[place:]] if alone and "inner size" not in found else found
 
 
-@_wrong_rules("It lets two E5M2 matrices pass.")
-def two_e5m2_pass(found, one):
+@misconception("explain_scaled_mm", "It refuses E5M2 wherever it stands: only two of them are refused.")
+def no_e5m2(*call):
+    return _changed(_no_e5m2, *call)
+
+
+def _two_e5m2_pass(found, one):
     return [name for name in found if name != "two E5M2"]
 
 
-@_wrong_rules("It lets a bias pass with a float32 output.")
-def bias_with_float32(found, one):
+@misconception("explain_scaled_mm", "It lets two E5M2 matrices pass.")
+def two_e5m2_pass(*call):
+    return _changed(_two_e5m2_pass, *call)
+
+
+def _bias_with_float32(found, one):
     return [name for name in found if name != "bias with float32"]
 
 
-@_wrong_rules("It takes any 16-bit bias for any 16-bit output.")
-def any_short_bias(found, one):
+@misconception("explain_scaled_mm", "It lets a bias pass with a float32 output.")
+def bias_with_float32(*call):
+    return _changed(_bias_with_float32, *call)
+
+
+def _any_short_bias(found, one):
     return [name for name in found if name != "bias as output"]
 
 
-@_wrong_rules("It takes it that cuBLAS multiplies with scales by row everywhere: only on 9.x, and from 12.9 on.")
-def no_cutlass(found, one):
+@misconception("explain_scaled_mm", "It takes any 16-bit bias for any 16-bit output.")
+def any_short_bias(*call):
+    return _changed(_any_short_bias, *call)
+
+
+def _no_cutlass(found, one):
     return [name for name in found if not name.startswith("row-wise")]
 
 
-@_wrong_rules("It lets blockwise scales pass on every GPU of 8.9 and above.")
-def blocks_anywhere(found, one):
+@misconception(
+    "explain_scaled_mm",
+    "It takes it that cuBLAS multiplies with scales by row everywhere: only on 9.x, and from 12.9 on.",
+)
+def no_cutlass(*call):
+    return _changed(_no_cutlass, *call)
+
+
+def _blocks_anywhere(found, one):
     return [name for name in found if name != "block-wise"]
+
+
+@misconception("explain_scaled_mm", "It lets blockwise scales pass on every GPU of 8.9 and above.")
+def blocks_anywhere(*call):
+    return _changed(_blocks_anywhere, *call)
 
 
 # --- 9.6 matmul_for ---------------------------------------------------------------------------------------------------
@@ -720,7 +805,7 @@ def any_scaling(capability, scaling="tensorwise", shape=None):
     return _path(capability, scaling, shape, known=False)
 
 
-# --- 9.7 requantized_sum ---------------------------------------------------------------------------------------------------
+# --- 9.7 requantized_sum ----------------------------------------------------------------------------------------------
 
 
 def _compare_sums(answer, case, x, inverse_x, y, inverse_out, saturates) -> None:
@@ -843,10 +928,8 @@ def floor_of_one(x, inverse_x, y, inverse_out, cast):
 
 
 def _compare_multiplications(answer, case, capability, rowwise, by_row) -> None:
-    m, k, n = (int(size) for size in case.rng.choice([16, 32, 48], 3))
-    a, b = operands(case.rng, m, k, n)
-    shapes = ((m, 1), (1, n)) if by_row else ((1,), (1,))
-    args = capability, rowwise, a, b, *(scales(case.rng, shape) for shape in shapes)
+    sizes = (int(size) for size in case.rng.choice([16, 32, 48], 3))
+    args = capability, rowwise, by_row, *sizes, int(case.rng.integers(1000))
     _compare_with(answer, case, given.multiplied_on, exact.multiplied(*args), *args)
 
 
@@ -879,7 +962,7 @@ def on_gpus_with_everything(answer, case):
 
 def _multiply(gpu, a, b, inverse_a, inverse_b, *, able=None, old=None, rows=None, outside=None):
     """multiply with one of its parts replaced."""
-    able = (8, 9) <= gpu.capability if able is None else able
+    able = gpu.capability >= (8, 9) if able is None else able
     if not able:
         product = old(a, b) if old else gpu.mm(a.bfloat16(), b.bfloat16())
     elif (gpu.rowwise if rows is None else rows) or inverse_a.numel() == 1:
@@ -942,19 +1025,9 @@ def forgets_the_scales(gpu, a, b, inverse_a, inverse_b):
 # --- 9.9 float8_products ----------------------------------------------------------------------------------------------
 
 
-def _layer(rng: np.random.Generator, m: int, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x, weight and grad_output whose largest magnitudes are 14, 14 and 7 times powers of two."""
-    made = []
-    for shape, top in (((m, k), 14), ((n, k), 14), ((m, n), 7)):
-        numbers = rng.integers(-top, top + 1, shape)
-        numbers.flat[int(rng.integers(numbers.size))] = _pick(rng, top, -top)
-        made.append(torch.from_numpy(np.ldexp(numbers.astype(np.float32), int(rng.integers(-9, 4)))))
-    return tuple(made)
-
-
-def _compare_layers(answer, case, capability, compiled, m, k, n) -> None:
-    tensors = _layer(case.rng, m, k, n)
-    _compare_with(answer, case, given.products_on, exact.products(*tensors), capability, compiled, *tensors)
+def _compare_layers(answer, case, capability, compiled, *sizes) -> None:
+    drawn = *sizes, int(case.rng.integers(1000))
+    _compare_with(answer, case, given.products_on, exact.products(*drawn), capability, compiled, *drawn)
 
 
 @check_for("float8_products", weight=2)
@@ -991,10 +1064,10 @@ def any_width(answer, case):
 
 @check_for("float8_products")
 def compiled_layers(answer, case):
-    """The same under torch.compile, whose template wants both scales to have the same number of dimensions."""
-    for capability in ((8, 9), (9, 0), (12, 0)):
+    """The same under torch.compile on 12.0, whose template wants scales of the same number of dimensions."""
+    for sizes in ((16, 32, 48), (32, 16, 16), (48, 16, 32)):
         for _ in range(case.count(1)):
-            _compare_layers(answer, case, capability, True, 16, 32, 48)
+            _compare_layers(answer, case, (12, 0), True, *sizes)
 
 
 def _codes(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -1075,3 +1148,105 @@ def scales_themselves(gpu, x, weight, grad_output):
 @misconception("float8_products", "It leaves the padding on the results.")
 def not_cut(gpu, x, weight, grad_output):
     return _products(gpu, x, weight, grad_output, cut=False)
+
+
+# --- the page's questions ---------------------------------------------------------------------------------------------
+
+_CAUSES = ("hardware", "kernel", "layout", "size", "formats", "shape", "operation", "zero", "range")
+
+
+def _cause(key: str, right: str, because: str, nudge: str, **nudges: str) -> None:
+    """A question whose answer is one of the words of the page's table; others are asked to be one of them."""
+    known = {word: f"{nudges[word]}" for word in _CAUSES if word in nudges}
+    question_for(key, right, because, f"{nudge} (The words are: {', '.join(_CAUSES)}.)", known)
+
+
+_cause(
+    "9.A", "operation", "operation: float8 is a format for storing and for products. To add, decode first.",
+    "Read the first message: what is not implemented, and for what?",
+    range="3 and 4 fit into E4M3 well. It is not the numbers.",
+)  # fmt: skip
+_cause(
+    "9.B", "zero", "zero: 448 / 0 is infinite, and infinity times 0 is NaN.",
+    "Which of the two rows broke, and what is its largest magnitude?",
+    range="No number is beyond 448 here. Look at the second row's scale.",
+)  # fmt: skip
+_cause(
+    "9.C", "range", "range: 465 rounds to more than 448. Clamp before the cast, and no version of torch matters.",
+    "Which is the first number that became NaN?",
+    operation="The cast is there. What does it do with 465?",
+)  # fmt: skip
+_cause(
+    "9.D", "hardware", "hardware: 8.6 has no float8 in its tensor cores. Float8 began with 8.9 and 9.0.",
+    "What does the message ask for?",
+    kernel="No program could be written for it: the units are not there.",
+)  # fmt: skip
+_cause(
+    "9.E", "hardware",
+    "hardware: Triton compiles for the card that is there, and the card has no E4M3. Multiply in bfloat16.",
+    "Is it the same card as in program 4? What does its architecture lack?",
+    kernel="The kernel is there, you wrote it. What can it not be compiled for?",
+    formats="One E4M3 alone is refused as well. What lacks the format?",
+)  # fmt: skip
+_cause(
+    "9.F", "kernel", "kernel: 8.9 multiplies float8 with one scale. What is missing is the program that scales by row.",
+    "The same card takes one scale. So what can its cores do?",
+    hardware="The same card multiplies float8 with one scale.",
+    shape="(16, 1) and (1, 48) are what rowwise scales look like.",
+)  # fmt: skip
+_cause(
+    "9.G", "kernel", "kernel: cuBLAS has no rowwise scaling on 12.0, and this version of torch asked it all the same.",
+    "Which library was asked? Does the card have float8?",
+    hardware="12.0 is newer than 8.9, and the report says that one scale works.",
+    layout="a and b are the same as in program 6, where an H100 took them.",
+)  # fmt: skip
+_cause(
+    "9.H", "layout", "layout: b has to be column-major. weight.t() is; .contiguous() moved the numbers and undid it.",
+    "What are the strides of weight.t().contiguous()?",
+    size="32, 64 and 48 are multiples of 16.",
+)  # fmt: skip
+_cause("9.I", "size", "size: N is 65. Pad to 80, and cut the result.", "What does the message ask of 64 and 65?")
+_cause(
+    "9.J", "size", "size: the product for the weight's gradient is summed over batch * context, which is 30 here.",
+    "What is K in grad_output.T @ x?",
+    layout="Both were laid out: a is contiguous, and b column-major.",
+)  # fmt: skip
+_cause(
+    "9.K", "formats", "formats: there is no product of two E5M2 matrices. Keep x in E4M3; the gradient alone is E5M2.",
+    "What do a and b have in common that they had not before?",
+    range="E5M2 has more range than E4M3. The numbers are not the problem.",
+)  # fmt: skip
+_cause(
+    "9.L", "shape", "shape: (1,) and () both have one element, and the compiler's template wants the same number of "
+    "dimensions. Choose one shape and keep to it.",
+    "What does the assertion compare?",
+    kernel="The kernel is there: with equal shapes it runs.",
+)  # fmt: skip
+question_for(
+    "9.M",
+    2,
+    "2: qkv and up, whose N is above 1024. out and down have N = 768 and K of at most 4096.",
+    "N is the number of outputs, K that of inputs. Both conditions together say False.",
+    {4: "N of out and down is 768.", 1: "qkv has 2304 outputs, up has 3072.", 3: "down has K = 3072: at most 4096."},
+)
+question_for(
+    "9.N",
+    "cpu",
+    'cpu: if device_hint(self) != "cpu". So a program that runs on a CPU has not been checked.',
+    "Which comparison stands above the four checks?",
+    {"cuda": "That is where they are checked."},
+)
+question_for(
+    "9.O",
+    "b",
+    "b: the transpose of A B is B^T A^T, and b comes first. Its letter is the first of TN.",
+    "Write (A B)^T as a product.",
+    {"a": "Then the result would come out in columns. What is (A B)^T?"},
+)
+question_for(
+    "9.P",
+    1,
+    "1: a tensorwise product, and the scales by row afterwards, as in your multiply.",
+    "new_ones(()) makes a tensor of no dimensions. How many elements has that?",
+    {0: "A tensor of no dimensions has one element."},
+)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lowprec_lab.calls import bits_of
 from lowprec_lab.formats import get_format
 from lowprec_lab.graders import oracle, rounding_oracle
-from lowprec_lab.scaled_mm import E4M3, E5M2, Gpu, Problem, problem
+from lowprec_lab.scaled_mm import E4M3, E5M2, Gpu, Problem, problem, whole_layer, whole_operands, whole_scales
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _NAMES = {E4M3: "float8_e4m3fn", E5M2: "float8_e5m2", torch.bfloat16: "bfloat16"}
@@ -138,7 +138,7 @@ def _bias_rules(bias, out_dtype) -> dict:
 
 def _kind_rules(a, b, scaling, major, out_dtype, cublas) -> dict:
     cutlass = scaling == "rowwise" and not (major == 9 and tuple(cublas) >= (12, 9))
-    (m, k), (_, n) = a[1], b[1]
+    k = a[1][1]
     strict = cutlass or major < 10
     blockwise = scaling == "blockwise"
     return {
@@ -182,14 +182,14 @@ def requantized_sum(x, inverse_x, y, inverse_out, cast):
     return codes.to(torch.uint8).view(E4M3), inverse_out
 
 
-def multiplied(capability, rowwise, a, b, inverse_a, inverse_b) -> tuple[str, Tensor]:
+def multiplied(capability, rowwise, by_row, m, k, n, seed) -> tuple[str, Tensor]:
     """What `multiplied_on` must give."""
+    a, b, inverse_a, inverse_b = *whole_operands(m, k, n, seed), *whole_scales(m, n, by_row, seed)
     product = scaled_mm_reference(a, b, inverse_a, inverse_b)
     shapes = f"; shapes {tuple(product.shape)}"
     if tuple(capability) < (8, 9):
         return "mm of bfloat16 and bfloat16" + shapes, product
-    by_row = inverse_a.numel() > 1 and rowwise
-    kinds = "scales by row" if by_row else "one scale each"
+    kinds = "scales by row" if by_row and rowwise else "one scale each"
     return f"scaled_mm of float8_e4m3fn and float8_e4m3fn, {kinds}{shapes}", product
 
 
@@ -210,9 +210,9 @@ PRODUCTS = (
 )
 
 
-def products(x, weight, grad_output) -> tuple[str, Tensor, Tensor]:
-    """What `products_on` must give for tensors whose numbers float8 holds exactly at their scales."""
-    x, weight, grad_output = (each.double().numpy() for each in (x, weight, grad_output))
+def products(m, k, n, seed) -> tuple[str, Tensor, Tensor]:
+    """What `products_on` must give: float8 holds these numbers exactly at their scales."""
+    x, weight, grad_output = (each.double().numpy() for each in whole_layer(m, k, n, seed))
     said = f"{PRODUCTS}; shapes {(len(x), len(weight))}, {weight.shape}"
     return said, rounded(x @ weight.T, torch.bfloat16), rounded(grad_output.T @ x, torch.bfloat16)
 

@@ -71,7 +71,11 @@ def with_pad(x, multiple, dims):
     more = [0] * (2 * x.dim())
     for dim in dims:
         more[2 * (x.dim() - 1 - dim % x.dim()) + 1] = (multiple - x.shape[dim] % multiple) % multiple
-    return torch.nn.functional.pad(x.view(torch.uint8), more).view(x.dtype) if x.element_size() == 1 else torch.nn.functional.pad(x, more)
+    return (
+        torch.nn.functional.pad(x.view(torch.uint8), more).view(x.dtype)
+        if x.element_size() == 1
+        else torch.nn.functional.pad(x, more)
+    )
 
 
 @other("pad_to_multiple")
@@ -96,9 +100,9 @@ def one_question_after_the_other(a, b, scale_a, scale_b):
     if scale_a.dim() != 2 or scale_b.dim() != 2:
         return None
     m, n, blocks = a.size(0), b.size(1), math.ceil(a.size(1) / 128)
-    if scale_a.size() == (m, 1) and scale_b.size() == (1, n):
-        if scale_a.is_contiguous() and scale_b.is_contiguous():
-            return "rowwise"
+    whole = scale_a.is_contiguous() and scale_b.is_contiguous()
+    if scale_a.size() == (m, 1) and scale_b.size() == (1, n) and whole:
+        return "rowwise"
     if scale_a.size(1) != blocks or scale_b.size(0) != blocks:
         return None
     rows, columns = scale_a.size(0), scale_b.size(1)
@@ -127,7 +131,10 @@ def by_table(a, b, scale_a, scale_b):
 def a_table_of_conditions(a, b, scale_a, scale_b, capability, bias=None, out_dtype=torch.bfloat16, cublas=(12, 9)):
     call = (a, b, scale_a, scale_b, capability, bias, out_dtype, cublas)
     major = capability[0]
-    broken = {"capability": major < 8 or (major == 8 and capability[1] < 9), "two dimensions": a.ndim != 2 or b.ndim != 2}
+    broken = {
+        "capability": major < 8 or (major == 8 and capability[1] < 9),
+        "two dimensions": a.ndim != 2 or b.ndim != 2,
+    }
     broken["inner size"] = not broken["two dimensions"] and a.size(1) != b.size(0)
     if not broken["two dimensions"] and not broken["inner size"]:
         m, k, n = a.size(0), a.size(1), b.size(1)
@@ -317,7 +324,10 @@ def in_the_order_of_the_table(gpu, x, weight, grad_output):
 def padded_before_the_cast(gpu, x, weight, grad_output):
     (m, k), n = x.shape, weight.shape[0]
     up = lambda size: 16 * math.ceil(size / 16)  # noqa: E731
-    x, weight = torch.nn.functional.pad(x, (0, up(k) - k, 0, up(m) - m)), torch.nn.functional.pad(weight, (0, up(k) - k, 0, up(n) - n))
+    x, weight = (
+        torch.nn.functional.pad(x, (0, up(k) - k, 0, up(m) - m)),
+        torch.nn.functional.pad(weight, (0, up(k) - k, 0, up(n) - n)),
+    )
     grad = torch.nn.functional.pad(grad_output, (0, up(n) - n, 0, up(m) - m))
     inverses = [x.abs().max() / 448, weight.abs().max() / 448, grad.abs().max() / 57344]
     x8, w8, g8 = (x / inverses[0]).to(E4M3), (weight / inverses[1]).to(E4M3), (grad / inverses[2]).to(E5M2)
