@@ -65,8 +65,9 @@ def scaling_kind(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> str 
     Returns "tensorwise", "rowwise", "blockwise" or None, the first that fits:
     tensorwise: both scales have one element, in any shape.
     rowwise: scale_a has the shape (M, 1), scale_b (1, N), and both are contiguous.
-    blockwise: scale_a (M, B) or (ceil(M / 128), B), scale_b (B, N) or (B, ceil(N / 128)), where B = ceil(K / 128), and
-    at least one of the two has the full M or N. (Strides of blockwise scales are left out here.)
+    blockwise: with B = ceil(K / 128), scale_a is (M, B) column-major or (ceil(M / 128), B) row-major, scale_b is (B, N)
+    row-major or (B, ceil(N / 128)) column-major, and at least one of the two has the full M or N. Row-major and
+    column-major without gaps; along a dimension of size 1 any stride will do (`has_strides`).
     None also where a or b is not float8 (E4M3 or E5M2), or where a scale is not float32.
     """
 
@@ -225,11 +226,11 @@ RULES: dict[str, Rule] = {
         "CUTLASS's row-wise kernel takes b in E4M3 alone", RuntimeError,
         "Expected b.dtype() == at::kFloat8_e4m3fn to be true, but got false.", "E5M2 is for a"),
     "a row-major": Rule(
-        "a has the strides (at least K, 1); on capability 10 and above in the row-wise kernel alone", RuntimeError,
-        _LAYOUT, "a.contiguous()"),
+        "CUTLASS: a has the strides (at least K, 1); cuBLAS below 10.0: not (1, at least M), unless M is 1",
+        RuntimeError, _LAYOUT, "a.contiguous()"),
     "b column-major": Rule(
-        "b has the strides (1, at least K); on capability 10 and above in the row-wise kernel alone", RuntimeError,
-        _LAYOUT, "to_column_major(b), or weight.t() of a contiguous (N, K) weight"),
+        "CUTLASS, and cuBLAS below 10.0: b has the strides (1, at least K)",
+        RuntimeError, _LAYOUT, "to_column_major(b), or weight.t() of a contiguous (N, K) weight"),
 }  # fmt: skip
 
 # What stands in a message of the layout rules where another library multiplies than on an H100.
@@ -242,6 +243,11 @@ _CPP_NAMES = {
     torch.float64: "Double", torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half",
     E4M3: "Float8_e4m3fn", E5M2: "Float8_e5m2",
 }  # fmt: skip
+
+
+def has_strides(x: Tensor, *strides: int) -> bool:
+    """Whether a tensor has these strides, along every dimension whose size is more than 1."""
+    return all(size <= 1 or own == asked for size, own, asked in zip(x.shape, x.stride(), strides, strict=True))
 
 
 def runs_on_cutlass(capability: tuple[int, int], cublas: tuple[int, int] = (12, 9)) -> bool:
@@ -308,9 +314,9 @@ class Gpu:
         problems = explain_scaled_mm(a, b, scale_a, scale_b, self.capability, bias, out_dtype)
         if problems:
             raise self._refused(RULES[problems[0].rule].error(problems[0].text))
-        if self.compiled and self.capability >= (12, 0) and scale_a.dim() != scale_b.dim():
-            if 0 in (scale_a.dim(), scale_b.dim()):
-                raise self._refused(AssertionError("assert len(scale_a.get_size()) == len(scale_b.get_size())"))
+        differ = scale_a.dim() != scale_b.dim() and 0 in (scale_a.dim(), scale_b.dim())
+        if differ and self.compiled and self.capability >= (12, 0):
+            raise self._refused(AssertionError("assert len(scale_a.get_size()) == len(scale_b.get_size())"))
         if not self.rowwise and scaling_kind(a, b, scale_a, scale_b) == "rowwise":
             raise self._refused(RuntimeError(_NO_ROWWISE["8.9" if self.capability < (9, 0) else "12.0"]))
         self.log.append(f"scaled_mm of {name_of(a)} and {name_of(b)}, {_kind_in_words(scale_a)}")
@@ -467,6 +473,7 @@ CALLS: tuple[Call, ...] = (
     call("a column-major, RTX 5090, rowwise", _RTX5090, rowwise=True, a=float8(E4M3, 16, 32, column_major=True)),
     call("a is half of wider rows", _ADA, a=(E4M3, (16, 32), (64, 1))),
     call("a is every second column", _H100, a=(E4M3, (16, 32), (64, 2))),
+    call("a is every second column, rowwise", _ADA, rowwise=True, a=(E4M3, (16, 32), (64, 2))),
     call("both in the other layout", _H100, a=float8(E4M3, 16, 32, column_major=True), b=float8(E4M3, 32, 48)),
     call("gradient in E5M2", _ADA, a=float8(E5M2, 16, 32)),
     call("both in E5M2", _ADA, a=float8(E5M2, 16, 32), b=float8(E5M2, 32, 48, column_major=True)),
@@ -488,6 +495,7 @@ CALLS: tuple[Call, ...] = (
     call("float8 output", _ADA, out_dtype=E4M3),
     call("blockwise, H100", _H100, k=256, n=256, blockwise=True),
     call("blockwise, H100, cuBLAS 12.4", _H100, k=256, n=256, blockwise=True, cublas=(12, 4)),
+    call("blockwise, scale_a row-major", _H100, k=256, n=256, blockwise=True, scale_a=floats(16, 2)),
     call("blockwise, RTX 4070", _ADA, k=256, n=256, blockwise=True),
     call("blockwise, B200", _B200, k=256, n=256, blockwise=True),
     call("bias", _ADA, bias=floats(48, dtype=_BF16)),
@@ -530,7 +538,7 @@ def problems_found(
     function: Callable, a: tuple, b: tuple, scale_a: tuple, scale_b: tuple, capability: tuple, bias: tuple | None,
     out_dtype: torch.dtype, cublas: tuple,
 ) -> str:  # fmt: skip
-    """The names of the rules that `function` finds broken, in its order. Tensors are given as (dtype, shape, strides)."""
+    """The names of the rules that `function` finds broken. Tensors are given as (dtype, shape, strides)."""
     made = [empty_like_described(each) for each in (a, b, scale_a, scale_b)]
     found = function(*made, tuple(capability), empty_like_described(bias), out_dtype, tuple(cublas))
     return "; ".join(each.rule for each in found) or "no problem"
@@ -544,7 +552,7 @@ def kind_found(function: Callable, a: tuple, b: tuple, scale_a: tuple, scale_b: 
 def sum_in_float8(
     function: Callable, x: Tensor, inverse_x: Tensor, y: Tensor, inverse_out: Tensor | None, saturates: bool
 ) -> tuple[Tensor, Tensor]:
-    """(codes as uint8, their values as float32) of a `requantized_sum`, with a cast that saturates or one that does not.
+    """(codes as uint8, their values as float32) of a `requantized_sum`. saturates: whether its cast does.
 
     Where torch refuses, the codes are 0 and the values NaN.
     """

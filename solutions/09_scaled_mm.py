@@ -27,6 +27,7 @@ try:
         empty_like_described,
         explain_scaled_mm,
         float8_products,
+        has_strides,
         kind_found,
         layout_and_values,
         matmul_for,
@@ -258,13 +259,13 @@ print("the first 65 columns are the same:", torch.equal(product[:, :65], scaled_
 # |---|---|---|
 # | `"tensorwise"` | one element, any shape | one element, any shape |
 # | `"rowwise"` | (M, 1), contiguous | (1, N), contiguous |
-# | `"blockwise"` | (M, B) or (ceil(M / 128), B) | (B, N) or (B, ceil(N / 128)), with B = ceil(K / 128); not both of the short ones |
+# | `"blockwise"`, with B = ceil(K / 128) | (M, B), strides (1, M), or (ceil(M / 128), B), strides (B, 1) | (B, N), strides (N, 1), or (B, ceil(N / 128)), strides (1, B); not both of the short ones |
 # | `None` | everything else, | and operands that are not float8, scales that are not float32 |
 #
 # By hand, a of (256, 300) and b of (300, 512): B is 3. Scales of (256, 1) and (1, 512) are rowwise; (256, 3) and (3, 4) are blockwise, (2, 3) and (3, 512) too; (2, 3) and (3, 4) are nothing. (256,) and (512,) are nothing.
 #
 # <details><summary>A nudge</summary>How do you round a division up with whole numbers? And what are scales of (1, 1), if M and N are 1?</details>
-# <details><summary>An approach</summary>First the dtypes, then the three kinds in the order of the table, each a comparison of both shapes.</details>
+# <details><summary>An approach</summary>First the dtypes, then the three kinds in the order of the table, each a comparison of both shapes. <code>has_strides(scale, 1, M)</code> compares strides, and leaves out dimensions of size 1.</details>
 
 
 # %%
@@ -280,9 +281,12 @@ def scaling_kind(a, b, scale_a, scale_b):
         return "tensorwise"
     if shapes == ((m, 1), (1, n)) and scale_a.is_contiguous() and scale_b.is_contiguous():
         return "rowwise"
-    if shapes in (((m, blocks), (blocks, n)), ((m, blocks), (blocks, columns)), ((rows, blocks), (blocks, n))):
-        return "blockwise"
-    return None
+    if shapes not in (((m, blocks), (blocks, n)), ((m, blocks), (blocks, columns)), ((rows, blocks), (blocks, n))):
+        return None
+    fine_a, fine_b = shapes[0][0] == m, shapes[1][1] == n
+    lies_a = has_strides(scale_a, 1, m) if fine_a else has_strides(scale_a, blocks, 1)
+    lies_b = has_strides(scale_b, n, 1) if fine_b else has_strides(scale_b, 1, blocks)
+    return "blockwise" if lies_a and lies_b else None
     ### END SOLUTION
 
 
@@ -305,11 +309,11 @@ for name, rule in RULES.items():
 # | out | a list of `problem(rule, a, b, scale_a, scale_b, capability, bias, out_dtype, cublas)`: `problem` writes torch's message for you |
 # | mind | a wrong number of dimensions, or inner sizes that differ, end the list; the rules from "block-wise" on need to know the kind of the scales, and are skipped when there is none or when M, K or N is 0 |
 #
-# Two libraries multiply. **cuBLAS** takes tensorwise scales, and scales by row on 9.x from version 12.9 on; it needs the layouts on capabilities below 10.0. **CUTLASS** takes all other scales by row (`runs_on_cutlass`), and needs the layouts everywhere.
+# Two libraries multiply. **cuBLAS** takes tensorwise scales, and scales by row on 9.x from version 12.9 on; it needs the layouts on capabilities below 10.0, where torch copies an a that is in neither of the two. **CUTLASS** takes all other scales by row (`runs_on_cutlass`), and needs the layouts everywhere.
 #
 # By hand, an RTX 3090 (8.6) with K = 40, N = 65 and a row-major b: "capability"; then "K by 16", since 40 is 2 * 16 + 8; then "mat2 by 16"; and "b column-major", since 8.6 is below 10.0. On a B200 the last one would not be there.
 #
-# <details><summary>A nudge</summary>Is b column-major if it is not contiguous? What are the strides of every second column of a matrix?</details>
+# <details><summary>A nudge</summary>Is b column-major if it is not contiguous? What are the strides of every second column of a matrix? And is an a that is not row-major always column-major?</details>
 # <details><summary>An approach</summary>A small function inside, <code>ask(rule, holds)</code>, that appends a problem where a condition does not hold. Then the rules read like the list above, one line each. Return early after the second and the third.</details>
 
 
@@ -348,8 +352,10 @@ def explain_scaled_mm(a, b, scale_a, scale_b, capability, bias=None, out_dtype=t
     if cutlass:
         ask("row-wise output", out_dtype in (torch.float32, torch.bfloat16, torch.float16))
         ask("row-wise E5M2", b.dtype == E4M3)
-    if cutlass or capability < (10, 0):
         ask("a row-major", a.stride(1) == 1 and a.stride(0) >= k)
+    elif capability < (10, 0):
+        ask("a row-major", not (m > 1 and a.stride(0) == 1 and a.stride(1) >= m))
+    if cutlass or capability < (10, 0):
         ask("b column-major", b.stride(0) == 1 and b.stride(1) >= k)
     return broken
     ### END SOLUTION

@@ -346,16 +346,29 @@ def scales_of_rows(answer, case):
 @check_for("scaling_kind")
 def scales_of_blocks(answer, case):
     """The pairs of blockwise scales that there are, and pairs that there are not; sizes that 128 does not divide."""
-    for _ in range(case.count(4)):
+    for _ in range(case.count(3)):
         m, n = (int(size) for size in case.rng.choice([160, 200, 256, 300], 2))
         k = int(case.rng.choice([160, 256, 300, 384]))
         across = math.ceil(k / 128)
         for rows in (m, math.ceil(m / 128), m // 128):
             for columns in (n, math.ceil(n / 128)):
-                both = {"scale_a": given.floats(rows, across), "scale_b": given.floats(across, columns)}
+                _compare_kinds(answer, case, call("", (9, 0), m, k, n, **_block_scales(rows, across, columns, m, n)))
+        _compare_kinds(answer, case, call("", (9, 0), m, k, n, **_block_scales(m, k // 128, n, m, n)))
+        for turned in ("scale_a", "scale_b"):
+            for rows, columns in ((m, n), (m, math.ceil(n / 128)), (math.ceil(m / 128), n)):
+                both = _block_scales(rows, across, columns, m, n, turned)
                 _compare_kinds(answer, case, call("", (9, 0), m, k, n, **both))
-        both = {"scale_a": given.floats(m, k // 128), "scale_b": given.floats(k // 128, n)}
-        _compare_kinds(answer, case, call("", (9, 0), m, k, n, **both))
+
+
+def _block_scales(rows: int, across: int, columns: int, m: int, n: int, turned: str = "") -> dict:
+    """Scales (rows, across) and (across, columns) as they have to lie, or one of them (`turned`) the other way."""
+    row_major = {"scale_a": rows != m, "scale_b": columns == n}
+    shapes = {"scale_a": (rows, across), "scale_b": (across, columns)}
+    made = {}
+    for name, shape in shapes.items():
+        strides = (shape[1], 1) if row_major[name] != (name == turned) else (1, shape[0])
+        made[name] = given.floats(*shape, strides=strides)
+    return made
 
 
 @check_for("scaling_kind")
@@ -375,7 +388,9 @@ def other_dtypes(answer, case):
 
 
 def _kind(a, b, scale_a, scale_b, *, vectors=False, turned=False, gaps=False, scalars=False, scale_dtypes=False,
-          operand_dtypes=False, floor=False, both_blocks=False, rows_first=False, one_side=False):  # fmt: skip
+          operand_dtypes=False, floor=False, both_blocks=False, rows_first=False,
+    one_side=False, any_strides=False,
+):  # fmt: skip
     """scaling_kind with one of its conditions changed."""
     known = exact.FLOAT8
     if not operand_dtypes and not (a.dtype in known and b.dtype in known):
@@ -398,7 +413,19 @@ def _kind(a, b, scale_a, scale_b, *, vectors=False, turned=False, gaps=False, sc
     blocks = (lambda size: size // 128) if floor else (lambda size: -(-size // 128))
     pairs = [(m, n), (m, blocks(n)), (blocks(m), n)] + [(blocks(m), blocks(n))] * both_blocks
     wanted = [((rows, blocks(k)), (blocks(k), columns)) for rows, columns in pairs]
-    return "blockwise" if shapes in wanted else None
+    if shapes not in wanted:
+        return None
+    (rows, across), (_, columns) = shapes
+    strides_a = (1, rows) if rows == m else (across, 1)
+    strides_b = (columns, 1) if columns == n else (1, across)
+    if not any_strides and not (given.has_strides(scale_a, *strides_a) and given.has_strides(scale_b, *strides_b)):
+        return None
+    return "blockwise"
+
+
+@misconception("scaling_kind", "It does not look at the strides of blockwise scales.")
+def blocks_anyhow(a, b, scale_a, scale_b):
+    return _kind(a, b, scale_a, scale_b, any_strides=True)
 
 
 @misconception("scaling_kind", "It takes scales of shape (M,) and (N,) as rowwise.")
@@ -635,6 +662,22 @@ def _not_contiguous(found, one):
 )
 def not_contiguous(*call):
     return _changed(_not_contiguous, *call)
+
+
+def _a_to_the_letter(found, one):
+    if "two dimensions" in found or "inner size" in found or one.capability >= (10, 0) or not math.prod(one.a[1]):
+        return found
+    is_row_major = one.a[2][1] == 1 and one.a[2][0] >= one.a[1][1]
+    wrong = exact.kind(*one.described[:4]) is not None and not is_row_major
+    if "a row-major" in found or not wrong:
+        return found
+    place = len(found) - found.count("b column-major")
+    return [*found[:place], "a row-major", *found[place:]]
+
+
+@misconception("explain_scaled_mm", "It wants a row-major for cuBLAS to the letter, which copies an a with gaps.")
+def a_to_the_letter(*call):
+    return _changed(_a_to_the_letter, *call)
 
 
 def _b_alone(found, one):

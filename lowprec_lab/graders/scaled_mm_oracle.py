@@ -87,10 +87,23 @@ def kind(a: tuple, b: tuple, scale_a: tuple, scale_b: tuple) -> str | None:
         return "tensorwise"
     if shapes == ((m, 1), (1, n)) and _gapless(scale_a[2][0], m) and _gapless(scale_b[2][1], n):
         return "rowwise"
-    blocks = lambda size: (size + 127) // 128  # noqa: E731
-    across = blocks(k)
-    pairs = [((m, across), (across, n)), ((m, across), (across, blocks(n))), ((blocks(m), across), (across, n))]
-    return "blockwise" if shapes in pairs else None
+    left = _blocks(scale_a, m, k)
+    right = _blocks((scale_b[0], scale_b[1][::-1], scale_b[2][::-1]), n, k)
+    return "blockwise" if left and right and "1x128" in (left, right) else None
+
+
+def _blocks(scale: tuple, rows: int, k: int) -> str | None:
+    """Whether a scale has a number for each 1x128 or 128x128 block of a (rows, k) matrix; where both fit, the first."""
+    if len(scale[1]) != 2:
+        return None
+    short, across = (rows + 127) // 128, (k + 127) // 128
+    for name, shape, strides in (
+        ("1x128", (rows, across), (1, rows)), ("128x128", (short, across), (across, 1)),
+    ):  # fmt: skip
+        pairs = zip(shape, scale[2], strides, strict=True)
+        if scale[1] == shape and all(size < 2 or own == asked for size, own, asked in pairs):
+            return name
+    return None
 
 
 def _gapless(stride: int, size: int) -> bool:
@@ -138,16 +151,18 @@ def _bias_rules(bias, out_dtype) -> dict:
 
 def _kind_rules(a, b, scaling, major, out_dtype, cublas) -> dict:
     cutlass = scaling == "rowwise" and not (major == 9 and tuple(cublas) >= (12, 9))
-    k = a[1][1]
-    strict = cutlass or major < 10
+    m, k = a[1]
+    (down, along), (down_b, along_b) = a[2], b[2]
+    turned = m > 1 and down == 1 and along >= m
+    a_is_wrong = not (along == 1 and down >= k) if cutlass else turned and major < 10
     blockwise = scaling == "blockwise"
     return {
         "block-wise": blockwise and major != 9,
         "block-wise cuBLAS": blockwise and tuple(cublas) < (12, 9),
         "row-wise output": cutlass and out_dtype not in (torch.float32, torch.bfloat16, torch.float16),
         "row-wise E5M2": cutlass and b[0] == E5M2,
-        "a row-major": strict and not (a[2][1] == 1 and a[2][0] >= k),
-        "b column-major": strict and not (b[2][0] == 1 and b[2][1] >= k),
+        "a row-major": a_is_wrong,
+        "b column-major": (cutlass or major < 10) and not (down_b == 1 and along_b >= k),
     }
 
 

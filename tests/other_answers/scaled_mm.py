@@ -9,6 +9,7 @@ from lowprec_lab.scaled_mm import (
     E4M3,
     E5M2,
     RULES,
+    has_strides,
     matmul_for,
     pad_to_multiple,
     problem,
@@ -105,10 +106,12 @@ def one_question_after_the_other(a, b, scale_a, scale_b):
         return "rowwise"
     if scale_a.size(1) != blocks or scale_b.size(0) != blocks:
         return None
-    rows, columns = scale_a.size(0), scale_b.size(1)
-    if rows == m and columns in (n, math.ceil(n / 128)):
-        return "blockwise"
-    return "blockwise" if rows == math.ceil(m / 128) and columns == n else None
+    column_major = lambda scale: has_strides(scale, 1, scale.size(0))  # noqa: E731
+    row_major = lambda scale: has_strides(scale, scale.size(1), 1)  # noqa: E731
+    fine_a, fine_b = scale_a.size(0) == m and column_major(scale_a), scale_b.size(1) == n and row_major(scale_b)
+    coarse_a = scale_a.size(0) == math.ceil(m / 128) and row_major(scale_a)
+    coarse_b = scale_b.size(1) == math.ceil(n / 128) and column_major(scale_b)
+    return "blockwise" if (fine_a and (fine_b or coarse_b)) or (coarse_a and fine_b) else None
 
 
 @other("scaling_kind")
@@ -117,11 +120,24 @@ def by_table(a, b, scale_a, scale_b):
         return None
     m, k, n = *a.shape, b.shape[-1]
     rows, across, columns = ((size + 127) // 128 for size in (m, k, n))
-    table = {((left, across), (across, right)): "blockwise" for left, right in ((m, n), (m, columns), (rows, n))}
-    if scale_a.is_contiguous() and scale_b.is_contiguous():
-        table[(m, 1), (1, n)] = "rowwise"
-    found = "tensorwise" if scale_a.numel() * scale_b.numel() == 1 else None
-    return found or table.get((tuple(scale_a.shape), tuple(scale_b.shape)))
+    if scale_a.numel() * scale_b.numel() == 1:
+        return "tensorwise"
+    if scale_a.dim() != 2 or scale_b.dim() != 2:
+        return None
+
+    def memory(scale):
+        orders = {"C": (scale.shape[1], 1), "F": (1, scale.shape[0])}
+        return {order for order, strides in orders.items() if has_strides(scale, *strides)}
+
+    table = {(m, n): ("F", "C"), (m, columns): ("F", "F"), (rows, n): ("C", "C")}
+    found = scale_a.shape[0], scale_b.shape[1]
+    whole = scale_a.is_contiguous() and scale_b.is_contiguous()
+    if found == (m, n) and scale_a.shape[1] == scale_b.shape[0] == 1 and whole:
+        return "rowwise"
+    if scale_a.shape[1] != across or scale_b.shape[0] != across or found not in table:
+        return None
+    order_a, order_b = table[found]
+    return "blockwise" if order_a in memory(scale_a) and order_b in memory(scale_b) else None
 
 
 # --- 9.5 explain_scaled_mm ---
@@ -161,7 +177,8 @@ def a_table_of_conditions(a, b, scale_a, scale_b, capability, bias=None, out_dty
                 "block-wise cuBLAS": kind == "blockwise" and cublas < (12, 9),
                 "row-wise output": cutlass and out_dtype.itemsize == 1,
                 "row-wise E5M2": cutlass and b.dtype == E5M2,
-                "a row-major": wants_layout and (a.stride(1) != 1 or a.stride(0) < k),
+                "a row-major": (cutlass and (a.stride(1) != 1 or a.stride(0) < k))
+                or (not cutlass and wants_layout and m > 1 and a.stride(0) == 1 and a.stride(1) >= m),
                 "b column-major": wants_layout and (b.stride(0) != 1 or b.stride(1) < k),
             }
     return [problem(rule, *call) for rule in RULES if broken.get(rule)]
@@ -204,11 +221,12 @@ def in_three_parts(a, b, scale_a, scale_b, capability, bias=None, out_dtype=torc
             yield "row-wise output"
         if by_cutlass and b.dtype != E4M3:
             yield "row-wise E5M2"
-        if by_cutlass or capability[0] < 10:
-            if not (a.stride(1) == 1 and a.stride(0) >= a.shape[1]):
-                yield "a row-major"
-            if not (b.t().stride(1) == 1 and b.t().stride(0) >= b.shape[0]):
-                yield "b column-major"
+        is_row_major = a.stride(1) == 1 and a.stride(0) >= a.shape[1]
+        is_column_major = a.shape[0] > 1 and a.t().stride(1) == 1 and a.t().stride(0) >= a.shape[0]
+        if (by_cutlass and not is_row_major) or (not by_cutlass and capability[0] < 10 and is_column_major):
+            yield "a row-major"
+        if (by_cutlass or capability[0] < 10) and not (b.t().stride(1) == 1 and b.t().stride(0) >= b.shape[0]):
+            yield "b column-major"
 
     names = ["capability"] if capability < (8, 9) else []
     first = list(shape_rules())
