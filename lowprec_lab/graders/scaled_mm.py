@@ -469,7 +469,7 @@ def both_in_blocks(a, b, scale_a, scale_b):
 
 
 @misconception("scaling_kind", "It asks for rowwise first: scales of one element each become rowwise where M = N = 1.")
-def rows_first(a, b, scale_a, scale_b):
+def asks_for_rows_first(a, b, scale_a, scale_b):
     return _kind(a, b, scale_a, scale_b, rows_first=True)
 
 

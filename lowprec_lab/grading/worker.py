@@ -10,7 +10,7 @@ import io
 import socket
 from collections.abc import Callable
 
-from lowprec_lab.blanks import BLANKS, SUPPLIED, load_chapters
+from lowprec_lab.blanks import BLANKS, SUPPLIED, earlier_than, load_chapters
 from lowprec_lab.calls import (
     TOO_MUCH_MEMORY,
     AnswerFailed,
@@ -39,7 +39,7 @@ class Served:
         load_chapters()
         sources = {name: Source(*each) for name, each in earlier.items()}
         find = earlier_answers(sources)
-        SUPPLIED.update({name: find(name) for name in sources})  # given code may call an earlier exercise, too
+        SUPPLIED.update({each.name: find(each.name) for each in earlier_than(exercise)})  # for given code
         self.function = load(Source(text, helpers), BLANKS[exercise], find, f"answer: {exercise}")
 
     def call(self, args: tuple, kwargs: dict) -> object:
