@@ -238,7 +238,7 @@ RULES: dict[str, Rule] = {
 # What stands in a message of the layout rules where another library multiplies than on an H100.
 _OTHER_LAYOUT = {
     "cuBLAS": "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`",
-    "a row-major": "Expected a.stride(1) == 1 to be true, but got false.",
+    "a row-major": "Expected a.stride(1) == 1 to be true, but got false.",  # and asks for a better message
     "b column-major": "Expected b.stride(0) == 1 to be true, but got false.",
 }
 _CPP_NAMES = {
@@ -296,10 +296,18 @@ class Gpu:
     rowwise: whether this torch has a row-wise kernel for it. Older ones had one for 9.0 alone, and some builds none.
     compiled: whether the code runs under torch.compile. What it can multiply is computed in float32 on the CPU.
     log: the dtypes of every product, in words. refusal: the last error.
+    runs_on: functions in place of explain_scaled_mm, scaling_kind and scaled_mm_reference, by name.
     """
 
-    def __init__(self, capability: tuple[int, int], rowwise: bool = True, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        capability: tuple[int, int],
+        rowwise: bool = True,
+        compiled: bool = False,
+        runs_on: dict[str, Callable] | None = None,
+    ) -> None:
         self.capability, self.rowwise, self.compiled = tuple(capability), rowwise, compiled
+        self._runs_on = runs_on or {}
         self.log: list[str] = []
         self.refusal: Exception | None = None
 
@@ -313,16 +321,19 @@ class Gpu:
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
         """torch._scaled_mm on this GPU: the product, or torch's error."""
-        problems = explain_scaled_mm(a, b, scale_a, scale_b, self.capability, bias, out_dtype)
+        explain = self._runs_on.get("explain_scaled_mm", explain_scaled_mm)
+        kind = self._runs_on.get("scaling_kind", scaling_kind)
+        product = self._runs_on.get("scaled_mm_reference", scaled_mm_reference)
+        problems = explain(a, b, scale_a, scale_b, self.capability, bias, out_dtype)
         if problems:
             raise self._refused(RULES[problems[0].rule].error(problems[0].text))
         differ = scale_a.dim() != scale_b.dim() and 0 in (scale_a.dim(), scale_b.dim())
         if differ and self.compiled and self.capability >= (12, 0):
             raise self._refused(AssertionError("assert len(scale_a.get_size()) == len(scale_b.get_size())"))
-        if not self.rowwise and scaling_kind(a, b, scale_a, scale_b) == "rowwise":
+        if not self.rowwise and kind(a, b, scale_a, scale_b) == "rowwise":
             raise self._refused(RuntimeError(_NO_ROWWISE["8.9" if self.capability < (9, 0) else "12.0"]))
         self.log.append(f"scaled_mm of {name_of(a)} and {name_of(b)}, {_kind_in_words(scale_a)}")
-        return scaled_mm_reference(a, b, scale_a, scale_b, bias, out_dtype)
+        return product(a, b, scale_a, scale_b, bias, out_dtype)
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """A kernel of Triton: float32 (M, N), the product of the codes' values."""
@@ -604,7 +615,7 @@ def multiplied_on(
     function: Callable, capability: tuple, rowwise: bool, by_row: bool, m: int, k: int, n: int, seed: int
 ) -> tuple[str, Tensor]:
     """(what ran on a GPU of that kind or the error that came, the product) for `multiply`, on numbers from a seed."""
-    gpu = Gpu(capability, rowwise)
+    gpu = Gpu(capability, rowwise, runs_on=_earlier_answers())
     operands = *whole_operands(m, k, n, seed), *whole_scales(m, n, by_row, seed)
     return _ran(gpu, lambda: (function(gpu, *operands),), ((m, n),))
 
@@ -613,15 +624,21 @@ def products_on(
     function: Callable, capability: tuple, compiled: bool, m: int, k: int, n: int, seed: int
 ) -> tuple[str, Tensor, Tensor]:
     """(what ran or the error that came, output, grad_weight) for `float8_products`, on numbers from a seed."""
-    gpu = Gpu(capability, compiled=compiled)
+    gpu = Gpu(capability, compiled=compiled, runs_on=_earlier_answers())
     return _ran(gpu, lambda: function(gpu, *whole_layer(m, k, n, seed)), ((m, n), (n, k)))
+
+
+def _earlier_answers() -> dict[str, Callable]:
+    """What a GPU runs on while an answer is judged: the references, so that a mistake costs once, or what is in use."""
+    from lowprec_lab.sources import reference
+
+    names = ("explain_scaled_mm", "scaling_kind", "scaled_mm_reference")
+    with contextlib.redirect_stdout(io.StringIO()):  # whose answer the GPU runs on is no news about this one
+        return {name: reference(name) or current(name) for name in names}
 
 
 def _ran(gpu: Gpu, run: Callable, shapes: tuple) -> tuple:
     """What ran and the results' shapes in words, and the results; for an error its message, and results full of NaN."""
-    with contextlib.redirect_stdout(io.StringIO()):  # whose answer the GPU itself runs on is no news about this one
-        for name in ("explain_scaled_mm", "scaling_kind", "scaled_mm_reference"):
-            current(name)
     try:
         results = tuple(run())
     except Exception as error:

@@ -252,6 +252,14 @@ def test_a_stand_in_writes_down_what_ran():
     assert gpu.refusal is None
 
 
+def test_a_mistake_in_an_earlier_answer_costs_nothing_later(monkeypatch):
+    """The GPU of a check runs on the references, whatever the page's own explain_scaled_mm says."""
+    monkeypatch.setattr(given, "explain_scaled_mm", lambda *_: [given.Problem("capability", "no", "none")])
+    with pytest.raises(RuntimeError, match="no"):
+        Gpu((9, 0)).scaled_mm(*call("", (9, 0)).tensors())
+    assert given.multiplied_on(exact.multiply, (9, 0), True, True, 16, 16, 16, 0)[0].startswith("scaled_mm of")
+
+
 def test_an_error_of_the_answer_is_not_taken_for_the_gpus():
     def stumbles(*_):
         raise RuntimeError("mine")
