@@ -471,6 +471,8 @@ check(matmul_for)
 
 # %% [markdown]
 # All of it in one picture, drawn from your `explain_scaled_mm`. What to see: most rows are the same for every GPU with float8, and the few differences are what reports are made of.
+#
+# (The map is that of PyTorch's source. A library below it may still say no: on 12.0, cuBLAS before 13.6 refused other layouts than TN for MXFP8, [pytorch#198126](https://github.com/pytorch/pytorch/issues/198126), and PyTorch had let them pass.)
 
 # %%
 scaled_mm_picture.compatibility(explain_scaled_mm)
