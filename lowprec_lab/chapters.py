@@ -35,6 +35,7 @@ CHAPTERS = (
     Chapter("04_autocast", "autocast", "Who decides the dtype?"),
     Chapter("05_instruments", "instruments", "Which numbers would a format lose?"),
     Chapter("06_loss_scaling", "loss_scaling", "Why scale the loss before backward?"),
+    Chapter("09_scaled_mm", "scaled_mm", "Why does it fail on my GPU?"),
 )
 
 

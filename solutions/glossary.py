@@ -15,6 +15,8 @@
 # | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
 # | **cast cache** | the BF16 copies of weights that autocast keeps until its block ends | [4.5](04_autocast.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
+# | **compute capability** | the number of a GPU's architecture: 8.6 is an RTX 3090, 8.9 an RTX 4070, 9.0 an H100, 10.0 a B200; float8 begins with 8.9 | [09](09_scaled_mm.ipynb) |
+# | **cuBLAS**, **CUTLASS** | NVIDIA's library of matrix products, and its collection of parts to build them from | [9.5](09_scaled_mm.ipynb) |
 # | **double rounding** | rounding first to one format and then to another: now and then another value than rounding once | [2.6](02_rounding.ipynb) |
 # | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
 # | **E4M3, E5M2** | the two 8-bit formats of FP8: 4 exponent and 3 mantissa bits, or 5 and 2. E4M3 without suffix means E4M3FN | [01](01_bit_layouts.ipynb) |
@@ -34,6 +36,7 @@
 # | **hysteresis** | how many overflows a loss scaler waits for before it lowers the scale | [6.5](06_loss_scaling.ipynb) |
 # | **ieee** | the rule of IEEE 754: an exponent of all ones is infinity or NaN | [1.4](01_bit_layouts.ipynb) |
 # | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
+# | **inverse scale** | what a code is multiplied with to get its value; `_scaled_mm` takes these | [9.1](09_scaled_mm.ipynb) |
 # | **Kahan's sum** | a sum that carries along what each addition lost, and adds it to the next element | [3.3](03_accumulation.ipynb) |
 # | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **logits** | what the last layer says of each token of the vocabulary, before softmax | [04](04_autocast.ipynb) |
@@ -59,12 +62,15 @@
 # | **residual stream** | the tensor that flows past the blocks of a GPT, and to which each adds its part | [04](04_autocast.ipynb) |
 # | **round** | choose a value of a format for a number that need not be one | [02](02_rounding.ipynb) |
 # | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
+# | **row-major**, **column-major** | the elements of a row, or of a column, are neighbours in memory: strides (columns, 1) or (1, rows) | [9.2](09_scaled_mm.ipynb) |
 # | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
 # | **skipped step** | a training step that is not taken, since a gradient is infinite or NaN | [6.7](06_loss_scaling.ipynb) |
 # | **split-K** | cutting a matrix product along K into several, whose results are added up at the end | [3.B](03_accumulation.ipynb) |
 # | **stagnation** | a sum or a weight that stands still because everything added to it is less than half a step | [03](03_accumulation.ipynb) |
 # | **stochastic rounding** | rounding up or down at random, so that the mean of many roundings is the number itself | [2.5](02_rounding.ipynb) |
+# | **strides** | how far one goes in memory to the next element of each dimension | [9.2](09_scaled_mm.ipynb) |
 # | **subnormal** | a number near zero without a hidden one, with the exponent of the smallest normal number | [1.5](01_bit_layouts.ipynb) |
+# | **tensorwise**, **rowwise**, **blockwise** | one scale for a whole matrix, one for each row of a and column of b, one for each block | [9.4](09_scaled_mm.ipynb) |
 # | **TF32** | float32 with 10 mantissa bits: what a tensor core reads of a float32 tensor if it is allowed to | [04](04_autocast.ipynb) |
 # | **tie** | a number exactly half-way between two neighbouring values of a format | [02](02_rounding.ipynb) |
 # | **toward_zero**, **up**, **down** | the neighbour nearer to zero, above, or below | [02](02_rounding.ipynb) |

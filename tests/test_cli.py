@@ -159,7 +159,7 @@ def test_an_empty_folder_passes_nothing(capsys, tmp_path):
     [
         (("check", "decod"), "there is no exercise 'decod'. The exercises are: sign_bit (0.1)"),
         (("check", "--answers", "nowhere"), "there is no folder nowhere"),
-        (("reveal", "9.9"), "there is no exercise '9.9'"),
+        (("reveal", "99.9"), "there is no exercise '99.9'"),
         (("open", "77"), "there is no chapter '77'. The chapters are: 00_start"),
         (("bench", "speed"), "there is no bench 'speed'. The benches are: graders"),
     ],

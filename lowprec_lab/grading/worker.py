@@ -10,7 +10,7 @@ import io
 import socket
 from collections.abc import Callable
 
-from lowprec_lab.blanks import BLANKS, load_chapters
+from lowprec_lab.blanks import BLANKS, SUPPLIED, earlier_than, load_chapters
 from lowprec_lab.calls import (
     TOO_MUCH_MEMORY,
     AnswerFailed,
@@ -38,7 +38,9 @@ class Served:
         """Run the answer's source. earlier: (source, helpers) of each earlier exercise, the references or the own."""
         load_chapters()
         sources = {name: Source(*each) for name, each in earlier.items()}
-        self.function = load(Source(text, helpers), BLANKS[exercise], earlier_answers(sources), f"answer: {exercise}")
+        find = earlier_answers(sources)
+        SUPPLIED.update({each.name: find(each.name) for each in earlier_than(exercise)})  # for given code
+        self.function = load(Source(text, helpers), BLANKS[exercise], find, f"answer: {exercise}")
 
     def call(self, args: tuple, kwargs: dict) -> object:
         return call_answer(self.function, args, kwargs)
