@@ -683,11 +683,13 @@ gap, error = recorded.gap("FP16, 1/640 of a step, scaled", "float32")
 print(
     f"Naive FP16 in a step of 640 batches ends at {min(naive.values()):.2f} or above; with a scale it is {gap:+.2%} (± {error:.2%}) from float32."
 )
-unlearned = math.log(len(corpus.vocabulary))
-print(f"A model that knows nothing has {unlearned:.2f}; one that knows how often each character comes, about 3.3.")
+known = recorded.made_with
+print(
+    f"A model that knows nothing has {known['knowing_nothing']:.2f}; one that knows how often each character comes, {known['knowing_frequencies']:.2f}."
+)
 
 # %% [markdown]
-# The naive run learns how often each character comes, which is what the few large gradients tell, and nothing else, ever. It gives no error, and its loss is always finite: who does not compare sees a model that is bad at reading. That is what makes underflow worse than overflow, which at least shouts. The runs with a scale, and the BF16 runs without one, end within a fraction of a percent of float32.
+# The naive run learns roughly how often each character comes, which is what the few large gradients tell, and nothing else, ever. It gives no error, and its loss is always finite: who does not compare sees a model that is bad at reading. That is what makes underflow worse than overflow, which at least shouts. The runs with a scale, and the BF16 runs without one, end within a fraction of a percent of float32.
 #
 # All of it again, in a terminal: `lowprec-lab record 06` (what was stopped goes on). One of them: `lowprec-lab train --preset baby --precision fp16 --loss-scale 1/640`. With your own `DynamicLossScaler`, once it is saved: `lowprec-lab train --preset baby --precision fp16`. `lowprec-lab compare` draws runs next to each other.
 #

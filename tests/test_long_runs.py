@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import training
 from training import SMALL, corpus
@@ -55,6 +56,20 @@ def test_a_log_becomes_means_of_25_steps():
     assert EVERY == 25
     assert run.losses == [(25, 13.0), (50, 38.0), (60, 55.5)]
     assert (run.validations, run.skipped, run.final) == ([(60, 1.23457)], 1, 1.23457)
+
+
+def test_the_loss_of_who_knows_how_often_each_character_comes():
+    """A text of 9 a and 1 b, and one of 4 a and 1 b to be read with its frequencies: 10 and 2 of 12 counts."""
+
+    class Text:
+        vocabulary = "ab"
+
+        @staticmethod
+        def split(name):
+            return np.array([0] * 9 + [1]) if name == "train" else np.array([0, 0, 1, 0, 0])
+
+    wanted = -(4 * math.log(10 / 12) + math.log(2 / 12)) / 5
+    assert long_runs.loss_of_frequencies(Text) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("chapter", VARIANTS)

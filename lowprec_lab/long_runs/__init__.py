@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from lowprec_lab.chapters import find_chapter
 from lowprec_lab.files import write_whole
 
@@ -85,7 +87,11 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class LongRuns:
-    """The recorded runs of a chapter. made_with: the text, torch and number of threads. runs: all of them."""
+    """The recorded runs of a chapter.
+
+    made_with: the text, torch, number of threads and of steps, and the losses of models that know nothing, and that
+    know how often each character comes. runs: all of them.
+    """
 
     chapter: str
     made_with: dict
@@ -148,6 +154,17 @@ class LongRuns:
         return made
 
 
+def loss_of_frequencies(corpus) -> float:
+    """The validation loss of a model that knows how often each character comes in the training text, and no more.
+
+    Each character is counted once more than it comes, so that none is impossible. Nats for each character.
+    """
+    seen, asked = (
+        np.bincount(corpus.split(split), minlength=len(corpus.vocabulary)) for split in ("train", "validation")
+    )
+    return float(-(asked * np.log((seen + 1) / (seen.sum() + seen.size))).sum() / asked.sum())
+
+
 def path_of(chapter: str) -> Path:
     """Where the recorded runs of a chapter are kept."""
     return Path(__file__).with_name(f"{chapter}.json")
@@ -203,7 +220,9 @@ def record(
             runs.append(RecordedRun.of(variant.name, seed, result.records))
             say(f"{variant.name}, seed {seed}: validation loss {runs[-1].final:.4f}")
     runs.sort(key=lambda run: [each.name for each in VARIANTS[name]].index(run.name))
-    made_with = {"text": corpus.name, "torch": str(torch.__version__), "threads": 1, "steps": told.steps}
+    made_with = {"text": corpus.name, "torch": str(torch.__version__), "threads": 1, "steps": told.steps,
+                 "knowing_nothing": round(math.log(len(corpus.vocabulary)), 4),
+                 "knowing_frequencies": round(loss_of_frequencies(corpus), 4)}  # fmt: skip
     recorded = LongRuns(name, made_with, runs)
     content = json.dumps({"chapter": name, "made_with": made_with, "runs": [asdict(run) for run in runs]})
     write_whole(out or path_of(name), content.replace('{"name"', '\n{"name"').encode() + b"\n")
