@@ -35,6 +35,7 @@ CHAPTERS = (
     Chapter("04_autocast", "autocast", "Who decides the dtype?"),
     Chapter("05_instruments", "instruments", "Which numbers would a format lose?"),
     Chapter("06_loss_scaling", "loss_scaling", "Why scale the loss before backward?"),
+    Chapter("07_quantizer", "quantizer", "How does a tensor fit into 8 bits?"),
 )
 
 
