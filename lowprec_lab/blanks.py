@@ -74,10 +74,17 @@ def blank(
         def dispatcher(*args: object, **kwargs: object) -> object:
             return current(name)(*args, **kwargs)
 
+        for method, value in vars(contract).items():
+            if isinstance(value, classmethod):  # a class's other ways to make an object: `Float8Linear.from_linear`
+                setattr(dispatcher, method, _class_method(name, method))
         dispatcher.__lowprec_blank__ = name
         return dispatcher
 
     return declare
+
+
+def _class_method(name: str, method: str) -> Callable:
+    return lambda *args, **kwargs: getattr(current(name), method)(*args, **kwargs)
 
 
 def current(name: str) -> Callable:

@@ -36,6 +36,7 @@ CHAPTERS = (
     Chapter("05_instruments", "instruments", "Which numbers would a format lose?"),
     Chapter("06_loss_scaling", "loss_scaling", "Why scale the loss before backward?"),
     Chapter("07_quantizer", "quantizer", "How does a tensor fit into 8 bits?"),
+    Chapter("08_float8_linear", "float8_linear", "Which casts does a linear layer need?"),
 )
 
 
