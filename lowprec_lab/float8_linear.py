@@ -352,3 +352,58 @@ class _Products(TorchDispatchMode):
     def __torch_dispatch__(self, op: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         self.count += op.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot")
         return op(*args, **(kwargs or {}))
+
+
+# --- given: what the page's experiments and the explorer are made of --------------------------------------------------
+
+
+def layer_operands(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """(x, weight, grad_output) of every linear layer, by its name, in one step forward and backward.
+
+    model: `model(x, y)` returns `(logits, loss)`. Tensors are copies; leading dimensions are one. No parameter keeps a
+    gradient.
+    """
+    found: dict[str, list[Tensor]] = {}
+    hooks = []
+
+    def watch(name: str, layer: nn.Linear) -> None:
+        def forward(_layer: nn.Module, inputs: tuple, output: Tensor) -> None:
+            found[name] = [inputs[0].detach().flatten(0, -2).clone(), layer.weight.detach().clone()]
+            output.register_hook(lambda gradient: found[name].append(gradient.detach().flatten(0, -2).clone()))
+
+        hooks.append(layer.register_forward_hook(forward))
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear):
+            watch(name, layer)
+    try:
+        model(x, y)[1].backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    model.zero_grad(set_to_none=True)
+    return {name: tuple(each) for name, each in found.items()}
+
+
+def product_errors(x: Tensor, weight: Tensor, grad_output: Tensor, recipe: Recipe) -> dict[str, float]:
+    """How far each product of a layer is from the exact one, relative to its size: ||got - exact|| / ||exact||.
+
+    By `float8_linear_forward` and `float8_linear_backward`, whoever's are in use.
+    """
+    got = (float8_linear_forward(x, weight, recipe), *float8_linear_backward(grad_output, x, weight, recipe))
+    wide = x.double(), weight.double(), grad_output.double()
+    exact = wide[0] @ wide[1].T, wide[2] @ wide[1], wide[2].T @ wide[0]
+    pairs = zip(PRODUCTS, got, exact, strict=True)
+    return {name: float((one.double() - other).norm() / other.norm()) for name, one, other in pairs}
+
+
+def float8_layers(model: nn.Module, recipe: str | Recipe, skip: tuple[str, ...] = ()) -> nn.Module:
+    """Put a Float8Linear with the same parameters in place of every linear layer, in `model` itself, and return it.
+
+    skip: layers with one of these texts in their name stay. Chapter 10 has more to say about which ones should.
+    """
+    for name, layer in list(model.named_modules()):
+        if type(layer) is nn.Linear and not any(text in name for text in skip):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, Float8Linear.from_linear(layer, recipe))
+    return model
