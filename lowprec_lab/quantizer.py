@@ -102,8 +102,8 @@ def sqnr_db(x: Tensor, y: Tensor) -> float:
     """The signal-to-quantization-noise ratio of `y`, an approximation of `x`, in decibel.
 
     x, y: the same shape; each float32, bfloat16 or float16. Returns: 10 * log10(sum(x^2) / sum((x - y)^2)), in float64.
-    Infinity where y is x, also for zeros and for empty tensors; -infinity where x is 0 and y is not; NaN where either
-    has a NaN or an infinity.
+    Infinity where y is x, also for zeros and for empty tensors; -infinity where x is 0 and y is not, or y alone has an
+    infinity; NaN where x has an infinity, or either has a NaN.
     """
 
 
@@ -212,3 +212,23 @@ def dequantized(
 ) -> Tensor:
     """`function` of the Quantized with these parts."""
     return function(Quantized(codes, scale, fmt, granularity, dtype))
+
+
+def refusal(function: Callable, x: Tensor, fmt: Format, granularity: Granularity) -> str:
+    """Whether `function(x, fmt, granularity)` raises ValueError, in words."""
+    try:
+        function(x, fmt, granularity)
+    except ValueError:
+        return "ValueError"
+    return "no error"
+
+
+def passed_through(function: Callable, x: Tensor, fmt: Format, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """(`function(x, fmt)`, the gradient of x when that of the result is `gradient`); zeros where none arrives."""
+    x = x.clone().requires_grad_()
+    with torch.enable_grad():
+        result = function(x, fmt)
+    if not result.requires_grad:
+        return result, torch.zeros_like(x)
+    (arrived,) = torch.autograd.grad(result, x, gradient, allow_unused=True)
+    return result.detach(), torch.zeros_like(x) if arrived is None else arrived

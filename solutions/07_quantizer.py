@@ -9,17 +9,18 @@ try:
 
     from lowprec_lab import check, fill, progress, question
     from lowprec_lab.bits import decode, max_finite
-    from lowprec_lab.formats import E2M1, E4M3, E5M2, FORMATS, Format
+    from lowprec_lab.formats import E2M1, E2M3, E3M2, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, FORMATS, FP16, Format
     from lowprec_lab.quantizer import (
         Quantized,
         absmax,
         best_clip,
         dequantize,
         dequantized,
-        one_nan,
+        passed_through,
         quantize,
         quantize_int8,
         quantized,
+        refusal,
         require_granularity,
         scale_for,
         spread,

@@ -82,7 +82,8 @@ def test_other_right_answers_pass(other):
 # What gives another dtype, shape or error than the right answer, and says so in its sentence.
 OF_ANOTHER_KIND = {
     "cut_but_float32", "casts_back", "along_the_first", "over_everything", "swaps_the_results", "all_masters",
-    "last_weights_only", "fast_branches_on_values",
+    "last_weights_only", "fast_branches_on_values", "swaps_rows_and_columns", "swaps_the_sides_of_blocks",
+    "amax_in_float32", "back_in_float32",
 }  # fmt: skip
 
 

@@ -43,7 +43,8 @@ def workers():
 
 
 # The graders' own modules, in the order in which they import each other. A sandbox has none of them.
-GIVEN = ("oracle", "rounding_oracle", "inputs", "accumulation_oracle", "loss_scaling_oracle", "autocast_oracle")
+GIVEN = ("oracle", "rounding_oracle", "inputs", "accumulation_oracle", "loss_scaling_oracle", "autocast_oracle",
+         "quantizer_oracle")  # fmt: skip
 MODULE_AS_HELPER = """
 import sys, types
 def _given_module(name, text):
