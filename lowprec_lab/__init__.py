@@ -20,6 +20,7 @@ _HOMES = {
     "AccumulatorExplorer": "explorers.accumulator_explorer",
     "BitExplorer": "explorers.bit_explorer",
     "ExponentHeatmap": "explorers.exponent_heatmap",
+    "Float8LinearExplorer": "explorers.float8_linear_explorer",
     "LossScaleExplorer": "explorers.loss_scale_explorer",
     "RoundingExplorer": "explorers.rounding_explorer",
 }

@@ -246,7 +246,8 @@ def product_of(
     codes_b: Tensor, scale_b: Tensor, granularity_b: str | tuple, fmt_b: Format, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """function(a, b) for a matrix a of these codes and a matrix b of those."""
-    return function(Quantized(codes, scale, fmt, granularity, dtype), Quantized(codes_b, scale_b, fmt_b, granularity_b, dtype))
+    a = Quantized(codes, scale, fmt, granularity, dtype)
+    return function(a, Quantized(codes_b, scale_b, fmt_b, granularity_b, dtype))
 
 
 def forward_of(function: Callable, x: Tensor, weight: Tensor, casts: str | tuple) -> Tensor:
@@ -305,17 +306,15 @@ def layer_facts(
         linear.weight = embedding.weight
     linear.train(how != "evaluating")
     linear.weight.requires_grad_(how != "frozen")
-    if how == "made":
-        layer = function(in_features, out_features, bias, recipe)
-    else:
-        layer = function.from_linear(linear, recipe)
+    made = how == "made"
+    layer = function(in_features, out_features, bias, recipe) if made else function.from_linear(linear, recipe)
     same = all(mine is theirs for mine, theirs in zip(layer.parameters(), linear.parameters(), strict=False))
     x = torch.ones(2, 3, in_features, requires_grad=how != "first layer")
     output = layer(x)
     with _Products() as seen:
         output.sum().backward()
     return (
-        f"{'an' if isinstance(layer, nn.Linear) else 'no'} nn.Linear in {'training' if layer.training else 'evaluation'}",
+        f"{'an' if isinstance(layer, nn.Linear) else 'no'} nn.Linear, {'training' if layer.training else 'evaluating'}",
         f"parameters {', '.join(name for name, _ in layer.named_parameters())}: "
         f"{'those of the linear layer' if same else 'new ones'}",
         f"recipe {getattr(getattr(layer, 'recipe', None), 'name', 'none')}",

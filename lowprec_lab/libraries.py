@@ -6,15 +6,20 @@ looked up, so the table shows the versions at hand.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import html
 import importlib
 import importlib.metadata
+import io
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lowprec_lab.formats import Format
 from lowprec_lab.graders import rounding_oracle
@@ -169,6 +174,21 @@ def _qtorch(x: Tensor, fmt: Format) -> dict[str, Tensor]:
     from qtorch.quant import float_quantize  # compiles its C++ when it is first imported
 
     return {"": float_quantize(x, fmt.exponent_bits, fmt.mantissa_bits, rounding="nearest")}
+
+
+def torchaos_linear(linear: nn.Linear, recipe: str) -> nn.Module:
+    """torchao's Float8Linear with the parameters of `linear`, its products emulated; AbsentError without torchao."""
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # it tells of kernels it cannot load
+        warnings.simplefilter("ignore")
+        disabled = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            _require("torchao")
+            config = importlib.import_module("torchao.float8.config").Float8LinearConfig.from_recipe_name(recipe)
+            kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
+        finally:
+            logging.disable(disabled)
+    return kind.from_float(linear, config=dataclasses.replace(config, emulate=True))
 
 
 def _require(name: str):

@@ -3,7 +3,15 @@
 from lowprec_lab.explorers.accumulator_explorer import AccumulatorExplorer
 from lowprec_lab.explorers.bit_explorer import BitExplorer
 from lowprec_lab.explorers.exponent_heatmap import ExponentHeatmap
+from lowprec_lab.explorers.float8_linear_explorer import Float8LinearExplorer
 from lowprec_lab.explorers.loss_scale_explorer import LossScaleExplorer
 from lowprec_lab.explorers.rounding_explorer import RoundingExplorer
 
-__all__ = ["AccumulatorExplorer", "BitExplorer", "ExponentHeatmap", "LossScaleExplorer", "RoundingExplorer"]
+__all__ = [
+    "AccumulatorExplorer",
+    "BitExplorer",
+    "ExponentHeatmap",
+    "Float8LinearExplorer",
+    "LossScaleExplorer",
+    "RoundingExplorer",
+]

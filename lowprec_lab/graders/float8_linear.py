@@ -18,7 +18,6 @@ from lowprec_lab.float8_linear import (
     PRODUCTS,
     RECIPES,
     Cast,
-    Recipe,
     backward_of,
     both_ways,
     casts_of,
@@ -89,7 +88,7 @@ def whole(rng: np.random.Generator, rows: int, columns: int, log2: int = 0, spre
 def floats(rng: np.random.Generator, *shape: int, log2: int = 0, apart: str = "") -> Tensor:
     """Numbers of both signs whose sizes vary by 2^6 from row to row and by 2^4 within a row.
 
-    apart: "rows" or "columns" that are up to 2^18 apart: where they share a scale, the small ones fall out of its range.
+    apart: "rows" or "columns" that are up to 2^18 apart. Where they share a scale, it has no room for the small ones.
     """
     sizes = rng.uniform(-3, 3, (*shape[:-1], 1)) + rng.uniform(-2, 2, shape) + log2
     if apart:
@@ -99,17 +98,14 @@ def floats(rng: np.random.Generator, *shape: int, log2: int = 0, apart: str = ""
 
 # --- 8.1 cast_both_ways -----------------------------------------------------------------------------------------------
 
-_WAYS = ((E4M3,), (E5M2,), (E4M3, "row", True), (E5M2, "column"), (E3M4, "row"), (E2M3_FN, "tensor", True))
-
-
-def _full(how: tuple | None) -> tuple | None:
-    return how and (*how, "tensor", False)[: max(3, len(how))] if how is None or len(how) != 2 else (*how, False)
+_WAYS = (
+    (E4M3, "tensor", False), (E5M2, "tensor", False), (E4M3, "row", True), (E5M2, "column", False),
+    (E3M4, "row", False), (E2M3_FN, "tensor", True),
+)  # fmt: skip
 
 
 def _compare_ways(answer, case, x: Tensor, gradient: Tensor, forward: tuple | None, backward: tuple | None) -> None:
-    want = tuple(
-        exact.seen(each, how and Cast(*how)) for each, how in ((x, forward), (gradient, backward))
-    )
+    want = tuple(exact.seen(each, how and Cast(*how)) for each, how in ((x, forward), (gradient, backward)))
     case.same_bits(answer.run(both_ways, x, gradient, forward, backward), want, parts=("result", "gradient"))
 
 
@@ -120,7 +116,7 @@ def gradients_of_other_sizes_than_x(answer, case):
         for log2 in (-8, -5, 3) if dtype == torch.float16 else (-30, -12, 6, 20):
             for _ in range(case.count(1)):
                 x, gradient = floats(case.rng, 2, 5).to(dtype), floats(case.rng, 2, 5, log2=log2).to(dtype)
-                _compare_ways(answer, case, x, gradient, (E4M3, "tensor", False), (E5M2, "tensor", False))
+                _compare_ways(answer, case, x, gradient, *_WAYS[:2])
 
 
 @check_for("cast_both_ways")
@@ -129,7 +125,7 @@ def casts_of_every_kind(answer, case):
     for forward, backward in itertools.permutations(_WAYS, 2):
         for _ in range(case.count(1)):
             x, gradient = floats(case.rng, 3, 4), floats(case.rng, 3, 4, log2=-9)
-            _compare_ways(answer, case, x, gradient, _full(forward), _full(backward))
+            _compare_ways(answer, case, x, gradient, forward, backward)
 
 
 @check_for("cast_both_ways")
@@ -157,7 +153,9 @@ def _unscaled(value: Tensor, how: Cast | None) -> Tensor:
     return value if how is None else rounding_oracle.round_to(value.float().contiguous(), how.fmt).to(value.dtype)
 
 
-@misconception("cast_both_ways", "The gradient goes through the cast forward, with no scale: autograd differentiates a conversion to 8 bits as one back from them.")  # fmt: skip
+@misconception(
+    "cast_both_ways", "Autograd differentiates the conversion to 8 bits: the gradient is rounded like x, unscaled."
+)
 def gradient_through_the_cast(x, forward, backward):
     return exact.through(
         x, lambda value: exact.seen(value, forward), lambda g: _unscaled(exact.seen(g, backward), forward)
@@ -368,15 +366,15 @@ def products_that_are_exact(answer, case):
             for _ in range(case.count(1)):
                 m, k, n = case.rng.integers(2, 6, 3)
                 a, b = (_small_operand(case.rng, *each) for each in zip(fmts, kinds, (m, k), (k, n), strict=True))
-                numbers = exact.float8_matmul(*(Quantized(*each[:2], each[3], each[2], torch.float32) for each in (a, b)))
-                got = answer.run(product_of, *a, *b, torch.float32)
-                case.same_bits(_no_negative_zeros(got), _no_negative_zeros(numbers))
+                want = product_of(exact.float8_matmul, *a, *b, torch.float32)
+                _same(case, answer.run(product_of, *a, *b, torch.float32), want)
 
 
 @check_for("float8_matmul")
 def any_codes_and_scales(answer, case):
     """All finite codes, scales that are no powers of two: within the bound of a float32 sum, in any order."""
-    for fmts, kinds in itertools.product(((E4M3, E4M3), (E5M2, E4M3)), (("tensor", "tensor"), ("row", "column"), ("tensor", (2, 3)))):
+    pairs = (("tensor", "tensor"), ("row", "column"), ("tensor", (2, 3)))
+    for fmts, kinds in itertools.product(((E4M3, E4M3), (E5M2, E4M3)), pairs):
         for _ in range(case.count(2)):
             m, k, n = (int(each) for each in case.rng.integers(1, 9, 3))
             a, b = (_any_operand(case.rng, *each) for each in zip(fmts, kinds, (m, k), (k, n), strict=True))
@@ -457,8 +455,8 @@ def operands_in_the_dtype(a, b):
 
 @misconception("float8_matmul", "It takes the first scale of each operand for all of its elements.")
 def first_scale_only(a, b):
-    firsts = (_decoded(each) / (each.scale.reshape(-1)[:1].double().numpy() if each.scale.numel() else 1.0) for each in (a, b))
-    return _multiplied(*firsts, a.dtype)
+    firsts = (each.scale.reshape(-1)[0].item() if each.scale.numel() else 1.0 for each in (a, b))
+    return _multiplied(*(_decoded(each) / first for each, first in zip((a, b), firsts, strict=True)), a.dtype)
 
 
 @misconception("float8_matmul", "It rounds the product to 8 bits, the format of a, before it returns it.")
@@ -553,12 +551,14 @@ def transposes_first(x, weight, recipe):
 
 @misconception("float8_linear_forward", "One scale for all of x and one for all of weight, whatever the recipe says.")
 def always_tensorwise(x, weight, recipe):
-    return _forward_with(x, weight, *(each and each._replace(granularity="tensor") for each in (recipe.x, recipe.weight)))
+    casts = (each and each._replace(granularity="tensor") for each in (recipe.x, recipe.weight))
+    return _forward_with(x, weight, *casts)
 
 
 @misconception("float8_linear_forward", "No scale is a power of two: the recipe's third setting is left out.")
 def no_powers_of_two(x, weight, recipe):
-    return _forward_with(x, weight, *(each and each._replace(power_of_two=False) for each in (recipe.x, recipe.weight)))
+    casts = (each and each._replace(power_of_two=False) for each in (recipe.x, recipe.weight))
+    return _forward_with(x, weight, *casts)
 
 
 @misconception("float8_linear_forward", "The casts are exchanged: x has that of weight, and weight that of x.")
@@ -703,9 +703,11 @@ def gradient_as_it_is(grad_output, x, weight, recipe, needs=(True, True)):
     return exact.backward_by(grad_output, x, weight, (None, weight_cast, None, x_cast), needs)
 
 
-@misconception("float8_linear_backward", "x and weight have gone through the casts of the way forward already: they are rounded twice.")  # fmt: skip
+@misconception(
+    "float8_linear_backward", "x and weight are rounded twice: they were quantized on the way forward already."
+)
 def quantized_twice(grad_output, x, weight, recipe, needs=(True, True)):
-    once = [exact.seen(exact.rows_of(each), cast).reshape(each.shape) for each, cast in ((x, recipe.x), (weight, recipe.weight))]
+    once = [exact.seen(exact.rows_of(x), recipe.x).reshape(x.shape), exact.seen(weight, recipe.weight)]
     return exact.backward_by(grad_output, *once, exact.casts_back(recipe), needs)
 
 
@@ -729,7 +731,8 @@ def _layer_inputs(rng, *lead: int, k: int, n: int, dtype=torch.float32, bias: bo
     """few: so small numbers that BF16 holds every sum."""
     lines = int(np.prod(lead))
     if few:
-        x, weight, grad = (torch.from_numpy(rng.choice([-4.0, 0.0, 1.0, 2.0, 4.0], size)).float() for size in ((lines, k), (n, k), (lines, n)))
+        sizes = ((lines, k), (n, k), (lines, n))
+        x, weight, grad = (torch.from_numpy(rng.choice([-4.0, 0.0, 1.0, 2.0, 4.0], size)).float() for size in sizes)
         for each in (x, weight, grad):
             each[0, 0] = 7.0
     else:
@@ -752,7 +755,7 @@ def _compare_layers(answer, case, inputs: tuple, casts: str | tuple, how: str = 
 
 @check_for("Float8Linear", weight=2)
 def a_step_by_every_recipe(answer, case):
-    """One step of a layer with a bias, whole numbers: its output and three gradients, by the three recipes and others."""
+    """One step of a layer with a bias, whole numbers: its output and three gradients, by the three recipes."""
     for casts in RECIPES:
         for _ in range(case.count(2)):
             k, n = (int(each) for each in case.rng.integers(2, 8, 2))
@@ -828,23 +831,24 @@ class QuantizesTheBias(exact.Float8Linear):
     def add_bias(self, output):
         if self.bias is None:
             return output
-        return output + exact.through(self.bias, lambda b: exact.seen(b[None], Cast(E4M3))[0].to(output.dtype), lambda g: g)
+        cast = exact.cast_both_ways(self.bias[None], Cast(E4M3), None)[0]
+        return output + cast.to(output.dtype)
 
 
-@misconception("Float8Linear", "The gradients' products are those of nn.Linear, in high precision: only the output is in 8 bits.")  # fmt: skip
+@misconception("Float8Linear", "Only the output is in 8 bits: both gradients are those of nn.Linear.")
 class HighPrecisionBack(exact.Float8Linear):
     def gradients(self, gradient, x, weight, needs):
         return exact.backward_by(gradient, x, weight, (None,) * 4, needs)
 
 
-@misconception("Float8Linear", "The way back is that of autograd: products of quantized x and weight with the gradient as it is.")  # fmt: skip
+@misconception("Float8Linear", "Autograd makes the way back: the gradient as it is, times quantized x and weight.")
 class DifferentiatesTheProduct(exact.Float8Linear):
     def gradients(self, gradient, x, weight, needs):
         once = [exact.seen(exact.rows_of(x), self.recipe.x).reshape(x.shape), exact.seen(weight, self.recipe.weight)]
         return exact.backward_by(gradient, *once, (None,) * 4, needs)
 
 
-@misconception("Float8Linear", "The weight is cast when the layer is made: what an optimizer changes afterwards is not seen.")  # fmt: skip
+@misconception("Float8Linear", "The weight is cast when the layer is made: later changes of it are not seen.")
 class CastsTheWeightOnce(exact.Float8Linear):
     kept = None
 
@@ -861,10 +865,10 @@ class CastsTheWeightOnce(exact.Float8Linear):
 _NAMES = ("head", "blocks.0.mlp.up", "blocks.11.attention.qkv")
 
 
-def _compare_reasons(answer, case, out_features: int, in_features: int, rows: int, recipe: str, skip=(), name="") -> None:
+def _compare_reasons(answer, case, *settings, skip: tuple[str, ...] = (), name: str = "") -> None:
+    """settings: out_features, in_features, rows, recipe."""
     name = name or str(case.rng.choice(_NAMES))
-    want = exact.why_not_float8(name, out_features, in_features, rows, recipe, skip)
-    case.same_bits(answer(name, out_features, in_features, rows, recipe, skip), want)
+    case.same_bits(answer(name, *settings, skip), exact.why_not_float8(name, *settings, skip))
 
 
 @check_for("why_not_float8", weight=2)
@@ -893,7 +897,7 @@ def names_to_skip(answer, case):
     skips = (("head",), ("mlp",), (".0.",), ("qkv", "head"), ("attention.qkv",), (), ("up", "down"), ("Head",))
     for skip, name in itertools.product(skips, _NAMES):
         for out_features, in_features in ((8192, 8192), (65, 8192), (256, 256)):
-            _compare_reasons(answer, case, out_features, in_features, 512, "rowwise", skip, name)
+            _compare_reasons(answer, case, out_features, in_features, 512, "rowwise", skip=skip, name=name)
 
 
 @check_for("why_not_float8")
@@ -903,16 +907,17 @@ def names_of_no_recipe(answer, case):
         case.raises(ValueError, answer, "head", size, size, 512, recipe, ())
 
 
-def _reasons(name, out_features, in_features, rows, recipe, skip, **change):
-    """The rules, with some of them replaced: by name, does not divide, too small."""
+def _reasons(name, out_features, in_features, rows, recipe, skip, **change) -> str:
+    """The first rule that holds, with some of them replaced: by_name, does_not_divide, too_small."""
     if recipe not in RECIPES:
         raise ValueError(recipe)
+    n, k = (size // 16 * 16 for size in (out_features, in_features))
     rules = {
-        "by name": any(text in name for text in skip),
-        "does not divide": exact.why_not_float8(name, out_features, in_features, rows, recipe) == "does not divide",
-        "too small": exact.why_not_float8(name, out_features // 16 * 16, in_features // 16 * 16, 16, recipe) == "too small",
-    } | {key.replace("_", " "): value for key, value in change.items()}  # fmt: skip
-    return next((reason for reason, holds in rules.items() if holds), "")
+        "by_name": any(text in name for text in skip),
+        "does_not_divide": exact.why_not_float8(name, out_features, in_features, rows, recipe) == "does not divide",
+        "too_small": exact.why_not_float8(name, n, k, 16, recipe) == "too small",
+    }
+    return next((rule.replace("_", " ") for rule, holds in (rules | change).items() if holds), "")
 
 
 @misconception("why_not_float8", "It takes in_features for out_features, and the other way round.")
@@ -968,3 +973,42 @@ def without_the_last_rule(name, out_features, in_features, rows, recipe, skip=()
     if recipe == "tensorwise":
         small = in_features <= 4096 and out_features <= 1024
     return _reasons(name, out_features, in_features, rows, recipe, skip, too_small=small)
+
+
+# --- reading questions ------------------------------------------------------------------------------------------------
+
+question_for(
+    "8.A",
+    False,
+    "False: without CUDA autocast the `if` is not taken, and the layer gets float32. Only the emulated float32 product "
+    "is an op that CPU autocast casts.",
+    "Which autocast is on, and which one does the `if` ask about?",
+)
+question_for(
+    "8.B",
+    "output",
+    "output: use_fast_accum is True there, and False (the default) for both gradients.",
+    "Two of the three lines say Float8GemmConfig(), with nothing in the brackets.",
+)
+question_for(
+    "8.C",
+    2,
+    "2: input_hp is the input in high precision, bfloat16 here. Codes would take 1, but the way back needs other casts "
+    "of it.",
+    "What is saved, codes or the tensor itself? And how large is one number of it?",
+    {1: "That would be its codes. Look at the name of what is saved.", 4: "In float32. This input is bfloat16."},
+)
+question_for(
+    "8.D",
+    2.0**-9,
+    "2^-9 = 0.001953125: 0.001 is a little above 2^-10, which is half of the smallest E4M3, and so it is rounded up.",
+    "The line `is` shows it. Which of its four numbers is it?",
+    {0.0: "0.001 is above half of the smallest number, 0.00098.", 0.001: "E4M3 has no such number."},
+)
+question_for(
+    "8.E",
+    608,
+    "608 = 38 times 16: eight rows of zeros, which add nothing to any sum.",
+    "Which is the next multiple of 16 from 600 on?",
+    {600: "600 / 16 is 37.5.", 592: "That would leave out eight tokens.", 1024: "That runs; fewer will do."},
+)

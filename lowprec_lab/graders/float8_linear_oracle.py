@@ -6,9 +6,9 @@ magnitudes and the like, which is nothing beside what follows.
 
 How far off a right answer may be. Let u = 2^-24, the largest relative error of one float32 operation, and T the exact
 sum of the K products (code_a / scale_a) (code_b / scale_b), S the sum of their magnitudes. A factor (1 + d), |d| <= u,
-comes from: each of the two divisions by a scale, which may also be the product with a reciprocal (two factors then); the
-multiplication; and at most K - 1 additions, in whichever order (Higham, section 3.1: each summand takes part in K - 1
-additions at most). So each summand carries at most K + 4 of these factors, and the float32 result R obeys
+comes from: each of the two divisions by a scale, or two of them where one multiplies by the reciprocal of a scale; the
+multiplication; and at most K - 1 additions, in whichever order (Higham, section 3.1: no summand takes part in more).
+So each summand carries at most K + 4 of these factors, and the float32 result R obeys
 
     |R - T| <= gamma S,    gamma = (K + 4) u / (1 - (K + 4) u)
 
@@ -20,12 +20,14 @@ float32 numbers would need an absolute term; the checks stay away from them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lowprec_lab.float8_linear import PRODUCTS, RECIPES, Cast, Recipe
-from lowprec_lab.graders import oracle, quantizer_oracle
+from lowprec_lab.graders import quantizer_oracle
 from lowprec_lab.quantizer import Quantized
 
 _U = 2.0**-24
@@ -36,25 +38,19 @@ _U = 2.0**-24
 
 def values(q: Quantized) -> np.ndarray:
     """The float32 values that the codes and the scale stand for, as float64."""
-    codes, scale = q.codes.contiguous(), q.scale.numpy()
-    if isinstance(q.granularity, (tuple, list)):
-        rows, columns = (np.arange(size) // step for size, step in zip(codes.shape, q.granularity, strict=True))
-        scale = scale[rows[:, None], columns[None, :]]
-    with np.errstate(all="ignore"):
-        quotient = oracle.decode(codes.to(torch.int32), q.fmt).numpy().astype(np.float32) / scale
-    return np.broadcast_to(quotient, tuple(codes.shape)).astype(np.float64)
+    return quantizer_oracle.dequantize(replace(q, dtype=torch.float32)).double().numpy()
 
 
 def cast(x: Tensor, how: Cast | None) -> np.ndarray:
     """What a cast leaves of a matrix, as float64; all of it where `how` is None."""
     if how is None:
         return x.detach().double().numpy()
-    return values(quantizer_oracle.quantize(x.detach().contiguous(), *how))
+    return values(quantizer_oracle.quantize(x, *how))
 
 
 def seen(x: Tensor, how: Cast | None) -> Tensor:
     """The same, in x's dtype."""
-    return torch.from_numpy(cast(x, how).astype(np.float32)).to(x.dtype)
+    return quantizer_oracle.as_dtype(cast(x, how), x.dtype)
 
 
 def product(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -66,8 +62,7 @@ def product(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def rounded(exact: np.ndarray, dtype: torch.dtype) -> Tensor:
     """Float64 numbers in float32, and then in the dtype."""
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.asarray(exact, dtype=np.float32)).to(dtype)
+    return quantizer_oracle.as_dtype(exact, dtype)
 
 
 def settled(got: object, exact: np.ndarray, bound: np.ndarray, want: Tensor) -> object:
@@ -107,40 +102,30 @@ def operands(
 # --- what stands in for an answer -------------------------------------------------------------------------------------
 
 
-class _Both(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, there, back):
-        ctx.back = back
-        return there(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.back(gradient), None, None
-
-
 def through(x: Tensor, there, back) -> Tensor:
     """there(x), with back(gradient) for its gradient."""
-    return _Both.apply(x, there, back)
+    return quantizer_oracle.with_gradient(x, there(x.detach()), back)
 
 
 def cast_both_ways(x: Tensor, forward: Cast | None, backward: Cast | None) -> Tensor:
     return through(x, lambda value: seen(value, forward), lambda gradient: seen(gradient, backward))
 
 
-# For each of the six casts: its product, whether it is that of grad_output, and whether a row ends in one of the product.
+# For each of the six casts: its product, whether it is of grad_output, and whether it keeps its rows (or its columns).
 _SIX = (
     ("output", False, True), ("output", False, True), ("grad_x", True, True), ("grad_x", False, False),
     ("grad_weight", True, False), ("grad_weight", False, False),
 )  # fmt: skip
 
 
-def make_recipe(granularity, forward, backward, power_of_two, high_precision, change=lambda place, cast: cast) -> Recipe:
+def make_recipe(granularity, forward, backward, power_of_two, high_precision, change=None) -> Recipe:
     """change: a function that gets the place of each cast (0 to 5) and the cast, and gives what is used instead."""
     six = []
     for place, (which, gradient, row) in enumerate(_SIX):
         along = granularity if granularity == "tensor" else "row" if row else "column"
         made = Cast(backward if gradient else forward, along, power_of_two)
-        six.append(change(place, None if which in high_precision else made))
+        used = None if which in high_precision else made
+        six.append(change(place, used) if change else used)
     return Recipe("exact", *six)
 
 

@@ -113,9 +113,7 @@ def from_a_known_one(granularity, forward, backward, power_of_two, high_precisio
 
 @other("float8_matmul")
 def decoded_and_divided(a, b):
-    left, right = (
-        decode(q.codes.int(), q.fmt).float() / spread(q.scale, q.granularity, q.codes.shape) for q in (a, b)
-    )
+    left, right = (decode(q.codes.int(), q.fmt).float() / spread(q.scale, q.granularity, q.codes.shape) for q in (a, b))
     return (left @ right).to(a.dtype)
 
 
