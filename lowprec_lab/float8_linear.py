@@ -169,6 +169,7 @@ class Float8Linear(nn.Linear):
     It has nn.Linear's parameters under their names, in high precision, and one attribute more, `recipe` (a Recipe).
     The bias is added to the output, in its dtype; nothing of it is quantized, on neither way. A gradient that nobody
     asks for (of a frozen weight, or of an input that needs none) is not computed.
+    Autocast casts no operand of its products; where it is on, for x's kind of device, its dtype is the output's.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Float8Linear(nn.Linear):
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features). Returns: x's dtype, (..., out_features)."""
+        """x: (..., in_features). Returns: x's dtype, or autocast's where that is on; (..., out_features)."""
 
 
 @blank(exercise="8.7", points=2, minutes=20)
@@ -277,16 +278,16 @@ def layer_of(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(output, and the gradients of x, weight and bias) of `function.from_linear(linear, recipe)`, in one step.
 
-    gradient: that of the output. how: "autocast" runs the layer under BF16 autocast. The weight is 0 when the layer is
-    made, and has its values afterwards, as if an optimizer had changed it. A gradient that nothing arrives at is NaN;
-    that of a bias that is not there is empty.
+    gradient: that of the output. how: "autocast" runs the layer forward under BF16 autocast. The weight is 0 when the
+    layer is made, and has its values afterwards, as if an optimizer had changed it. A gradient that nothing arrives at
+    is NaN; that of a bias that is not there is empty.
     """
     layer = function.from_linear(_linear(torch.zeros_like(weight), bias), recipe_of(casts))
     layer.weight.data.copy_(weight)
     x = x.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
         output = layer(x)
-    output.backward(gradient)
+    output.backward(gradient.to(output.dtype))
     found = [torch.full_like(each, float("nan")) if each.grad is None else each.grad for each in (x, layer.weight)]
     found.append(torch.empty(0) if layer.bias is None else layer.bias.grad)
     return output.detach(), *found

@@ -205,7 +205,7 @@ def train(model, steps, lr=3e-3):
 
 
 model = small_gpt()
-baseline = train(model, 60)
+baseline = train(model, 40)
 layers = layer_operands(model, *batch_of(1000))
 Float8LinearExplorer(*layers["blocks.1.mlp.up"], recipe="rowwise")
 
@@ -463,7 +463,7 @@ with plots.style():
 picture
 
 # %% [markdown]
-# The output loses least: two operands with three mantissa bits each, and errors that average out over K. The gradients lose more, and what decides how much is the *format* of grad_output: with two mantissa bits in place of three, E5M2 doubles the error. The granularity hardly matters here. So why does anybody use E5M2 for gradients?
+# The output loses least: two operands with three mantissa bits each, and errors that average out over K. The gradients lose more, and what decides how much is the *format* of grad_output. With two mantissa bits in place of three, E5M2 has twice the rounding error; that of the other operand stays, and so a product is about sqrt((2² + 1²) / (1² + 1²)) = 1.6 times as far off. The granularity hardly matters here. So why does anybody use E5M2 for gradients?
 #
 # ## What breaks with E4M3 gradients
 #
@@ -488,13 +488,14 @@ with plots.style():
     picture, axes = plots.figure(9, 4)
     for name, (_, fmt, line) in choices.items():
         axes.semilogy(powers, curves[name], line, color=plots.color_of(fmt))
-    for name, k, up in (
-        ("E4M3, one scale", 8, 1.5),
-        ("E5M2, one scale", 22, 0.4),
-        ("E4M3, a scale for each row", 22, 0.62),
-    ):
-        fmt = choices[name][1]
-        axes.text(k, curves[name][k // 2] * up, name, color=plots.color_of(fmt), fontweight="bold")
+    labels = {
+        "E4M3, one scale": (17, 0.25, "right"),
+        "E5M2, one scale": (2, 0.02, "left"),
+        "E4M3, a scale for each row": (18, 0.0085, "left"),
+    }
+    for name, (k, height, side) in labels.items():
+        axes.text(k, height, name, color=plots.color_of(choices[name][1]), fontweight="bold", ha=side)
+    axes.set_ylim(0.005, 1.5)
     axes.set_xlabel("k: the gradient of one token is 2^k times as large")
     axes.set_ylabel("relative error of grad_x,\nall other tokens")
     axes.set_title("What one large gradient does to the others")
@@ -503,7 +504,7 @@ picture
 # %% [markdown]
 # (The slider of the explorer above does the same.) With one scale for all, the large row takes the top of the range, and the others slide down into the subnormals and then to zero. E4M3 has about 15 binades of normal numbers, E5M2 has 30: that is what its second mantissa bit was given up for. A scale for each row does not care, since each row has its own range. So there are two ways to be safe, range or granularity, and the two kinds of recipe take one each.
 #
-# Both have a price: E5M2 twice the error at all times, and a scale for each row a slower cast and a slower product.
+# Both have a price: E5M2 a larger error at all times, and a scale for each row a slower cast and a slower product.
 #
 # ---
 # ## The layer
@@ -517,10 +518,11 @@ picture
 # | `Float8Linear(in, out, bias, recipe)` | like nn.Linear; `recipe` is a Recipe or a name. The attribute `recipe` is the Recipe. `find_recipe` gives it, and raises the ValueError for an unknown name |
 # | `Float8Linear.from_linear(linear, recipe)` | *shares* weight and bias with `linear`; training or evaluation mode as there |
 # | `forward(x)` | (..., in) to (..., out), x's dtype; the bias is added last, converted to the output's dtype, and not quantized |
+# | autocast | casts no operand of these products. Where it is on, for x's kind of device, the output has its dtype, like that of nn.Linear |
 # | backward | `float8_linear_backward`, and only what is needed: not the gradient of a frozen weight, nor that of an input which requires none |
 # | mind | the weight is cast anew in every forward pass: an optimizer changes it between them |
 #
-# By hand: a layer with a frozen weight (`requires_grad_(False)`, as in fine-tuning with adapters) in the middle of a model. Forward one product, backward one: `grad_x`. In the first layer of a model, whose input is data, it is the other one. `ctx.needs_input_grad` in an autograd function says which inputs want a gradient.
+# By hand: a layer with a frozen weight (`requires_grad_(False)`, as in fine-tuning with adapters) in the middle of a model. Forward one product, backward one: `grad_x`. In the first layer of a model, whose input is data, it is the other one. `ctx.needs_input_grad` in an autograd function says which inputs want a gradient. `torch.is_autocast_enabled(x.device.type)` and `torch.get_autocast_dtype(x.device.type)` say what autocast wants, and `with torch.autocast(x.device.type, enabled=False)` keeps it away.
 #
 # <details><summary>A nudge</summary>What does an autograd function have to keep from forward to backward, and what may it compute again?</details>
 # <details><summary>An approach</summary>A <code>torch.autograd.Function</code> of (x, weight, recipe), as a class inside of your class: <code>save_for_backward(x, weight)</code>, the recipe on <code>ctx</code>, and exercises 8.4 and 8.5. For <code>from_linear</code>: make a layer (<code>torch.device("meta")</code> spares the memory), and assign the parameters of the other one.</details>
@@ -546,20 +548,23 @@ class Float8Linear(torch.nn.Linear):
 
     def forward(self, x):
         ### BEGIN SOLUTION
-        output = self.Products.apply(x, self.weight, self.recipe)
-        return output if self.bias is None else output + self.bias.to(output.dtype)
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        with torch.autocast(kind, enabled=False):  # the operands have their casts already
+            output = self.Products.apply(x, self.weight, self.recipe, dtype)
+        return output if self.bias is None else output + self.bias.to(dtype)
 
     class Products(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight, recipe):
+        def forward(ctx, x, weight, recipe, dtype):
             ctx.save_for_backward(x, weight)
             ctx.recipe = recipe
-            return float8_linear_forward(x, weight, recipe)
+            return float8_linear_forward(x, weight, recipe).to(dtype)
 
         @staticmethod
         def backward(ctx, gradient):
             needs = ctx.needs_input_grad[:2]
-            return *float8_linear_backward(gradient, *ctx.saved_tensors, ctx.recipe, needs), None
+            return *float8_linear_backward(gradient, *ctx.saved_tensors, ctx.recipe, needs), None, None
 
         ### END SOLUTION
 
@@ -568,21 +573,22 @@ class Float8Linear(torch.nn.Linear):
 check(Float8Linear)
 
 # %% [markdown]
-# **Predict first:** 60 steps of the GPT with every linear layer in 8 bits, by each recipe, beside the float32 run from above. And the run that fell into the trap. Which one stands out? Can you tell the others apart?
+# **Predict first:** 40 steps of the GPT with every linear layer in 8 bits, by each recipe, beside the float32 run from above. And the run that fell into the trap. Which one stands out? Can you tell the others apart?
 
 # %%
 runs = {
     "float32": baseline,
-    "float32, other seed": train(small_gpt(seed=2), 60),
-    "the trap": train(made_of(TrapLinear), 60),
+    "float32, other seed": train(small_gpt(seed=2), 40),
+    "the trap": train(made_of(TrapLinear), 40),
 }
-runs |= {name: train(float8_layers(small_gpt(), name), 60) for name in RECIPES}
+runs |= {name: train(float8_layers(small_gpt(), name), 40) for name in RECIPES}
 for name, losses in runs.items():
     print(f"{name:20} mean loss of the last 10 steps {sum(losses[-10:]) / 10:.3f}")
 with plots.style():
     picture, axes = plots.figure(9, 4)
     looks = {
         "float32": (FP32, "-"),
+        "float32, other seed": (FP32, ":"),
         "the trap": (E4M3, ":"),
         "tensorwise": (E5M2, "-"),
         "rowwise": (E4M3, "-"),
@@ -591,29 +597,48 @@ with plots.style():
     for name, losses in runs.items():
         fmt, line = looks[name]
         axes.plot(losses, line, color=plots.color_of(fmt), linewidth=1.4, label=name)
-    axes.text(60.5, runs["the trap"][-1], "the trap", color=plots.color_of(E4M3), va="center", fontweight="bold")
-    axes.text(60.5, runs["float32"][-1], "float32 and\nthree recipes", va="center", fontweight="bold")
-    axes.set_xlim(0, 72)
+    axes.text(40.4, runs["the trap"][-1], "the trap", color=plots.color_of(E4M3), va="center", fontweight="bold")
+    axes.text(40.4, runs["float32"][-1], "float32 and\nthree recipes", va="center", fontweight="bold")
+    axes.set_xlim(0, 48)
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    axes.set_title("Sixty steps, five ways")
+    axes.set_title("Forty steps, six ways")
 picture
 
 # %% [markdown]
-# The three recipes follow the float32 run closely. (How closely, sixty steps cannot tell: compare with the other seed. Chapter 10 measures it properly.) The trap learns something as well, since its embedding and its norms still get gradients. A run like that does not crash. It is just worse, and you would look for the reason in the data, or in the learning rate.
+# The three recipes follow the float32 run closely. (How closely, forty steps cannot tell: compare with the other seed. Chapter 10 measures it properly.) The trap learns something as well, since its embedding and its norms still get gradients. A run like that does not crash. It is just worse, and you would look for the reason in the data, or in the learning rate.
 #
-# **With autocast.** Under `torch.autocast("cpu", torch.bfloat16)` the float32 product of an emulated layer is itself an op that autocast casts, to BF16. Operands of E4M3 fit into BF16 when their scale is a power of two, and else they do not:
+# **With autocast** such a layer behaves like `nn.Linear`: what comes out is BF16. Its operands are left alone; they have 8 bits already.
 
 # %%
 layer, x = torch.nn.Linear(64, 64, bias=False), torch.randn(256, 64)
-with torch.no_grad():
-    for name in ("tensorwise", "rowwise"):
-        eight, exact = Float8Linear.from_linear(layer, name), layer(x)
-        plain = eight(x)
+layers_here = {"nn.Linear": layer} | {name: Float8Linear.from_linear(layer, name) for name in RECIPES}
+for name, each in layers_here.items():
+    with torch.no_grad():
+        plain, exact = each(x), layer(x)
         with torch.autocast("cpu", torch.bfloat16):
-            cast = eight(x)
-        moved, off = (float((one - other).norm() / exact.norm()) for one, other in ((cast, plain), (plain, exact)))
-        print(f"{name:11} {cast.dtype}; autocast moves it by {moved:.2%}, and FP8 itself had moved it by {off:.2%}")
+            cast = each(x)
+    moved, off = (float((one - other).norm() / exact.norm()) for one, other in ((cast, plain), (plain, exact)))
+    print(f"{name:20} {cast.dtype}; autocast moves it by {moved:.2%}, and FP8 had moved it by {off:.2%} before")
+
+# %% [markdown]
+# In torchao 0.18 one combination of these fails backward, and yours does not. Under CPU autocast grad_output is BF16 and x is float32. In `rowwise_with_gw_hp` they meet in a product that nobody casts:
+
+# %%
+inputs = torch.randn(4, 64, requires_grad=True)
+try:
+    for name, eight in (
+        ("yours", layers_here["rowwise_with_gw_hp"]),
+        ("torchao", torchaos_linear(layer, "rowwise_with_gw_hp")),
+    ):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = eight(inputs)
+        output.sum().backward()
+        print(f"{name}: a gradient of {layer.weight.grad.dtype}")
+except AbsentError as absent:
+    print(f"torchao {absent}")
+except RuntimeError as error:
+    print(f"{name}: {error}")
 
 # %% [markdown]
 # ---

@@ -163,15 +163,15 @@ def float8_linear_backward(grad_output, x, weight, recipe, needs=(True, True)) -
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, layer):
+    def forward(ctx, x, weight, layer, dtype):
         ctx.save_for_backward(x, weight)
         ctx.layer = layer
-        return layer.product(x, weight)
+        return layer.product(x, weight).to(dtype)
 
     @staticmethod
     def backward(ctx, gradient):
         found = ctx.layer.gradients(gradient, *ctx.saved_tensors, ctx.needs_input_grad[:2])
-        return *found, None
+        return *found, None, None
 
 
 class Float8Linear(nn.Linear):
@@ -203,7 +203,9 @@ class Float8Linear(nn.Linear):
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.add_bias(_Layer.apply(x, self.weight, self))
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        return self.add_bias(_Layer.apply(x, self.weight, self, dtype))
 
 
 def why_not_float8(name, out_features, in_features, rows, recipe, skip=()) -> str:

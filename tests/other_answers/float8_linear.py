@@ -231,24 +231,31 @@ class OnOneFunction(torch.nn.Linear):
         return layer
 
     def forward(self, x):
-        flat = x.reshape(-1, x.shape[-1])
-        output = self.EightBits.apply(flat, self.weight, self.recipe).reshape(*x.shape[:-1], self.out_features)
+        autocast = torch.is_autocast_enabled(x.device.type)
+        kind = torch.get_autocast_dtype(x.device.type) if autocast else None
+        torch.set_autocast_enabled(x.device.type, False)
+        try:
+            flat = self.EightBits.apply(x.reshape(-1, x.shape[-1]), self.weight, self.recipe, kind)
+        finally:
+            torch.set_autocast_enabled(x.device.type, autocast)
+        output = flat.reshape(*x.shape[:-1], self.out_features)
         if self.bias is not None:
             output = output + self.bias.to(output.dtype)
         return output
 
     class EightBits(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight, recipe):
+        def forward(ctx, x, weight, recipe, kind):
             ctx.saved = x, weight, recipe
             ctx.wanted = tuple(ctx.needs_input_grad[:2])
-            return float8_linear_forward(x, weight, recipe)
+            output = float8_linear_forward(x, weight, recipe)
+            return output if kind is None else output.to(kind)
 
         @staticmethod
         def backward(ctx, gradient):
             x, weight, recipe = ctx.saved
             both = float8_linear_backward(gradient.contiguous(), x.detach(), weight.detach(), recipe, ctx.wanted)
-            return both[0], both[1], None
+            return both[0], both[1], None, None
 
 
 @other("Float8Linear")
@@ -270,14 +277,18 @@ class ByConstructionOfAutograd(torch.nn.Linear):
 
         class Product(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, x, weight, bias):
+            def forward(ctx, x, weight, bias, dtype=None):
                 ctx.save_for_backward(x, weight)
-                rows = x.reshape(-1, x.shape[-1])
+                rows, wanted = x.reshape(-1, x.shape[-1]), x.dtype
+                if torch.is_autocast_enabled(x.device.type):
+                    wanted = torch.get_autocast_dtype(x.device.type)
+                    with torch.autocast(x.device.type, enabled=False):
+                        return Product.forward(ctx, x, weight, bias, wanted)
                 if recipe.x is None:
                     output = rows @ weight.to(x.dtype).t()
                 else:
                     output = float8_matmul(quantize(rows, *recipe.x), transpose(quantize(weight, *recipe.weight)))
-                output = output.reshape(*x.shape[:-1], len(weight))
+                output = output.reshape(*x.shape[:-1], len(weight)).to(dtype or wanted)
                 return output if bias is None else output + bias.to(output.dtype)
 
             @staticmethod
