@@ -22,6 +22,7 @@ _HOMES = {
     "ExponentHeatmap": "explorers.exponent_heatmap",
     "LossScaleExplorer": "explorers.loss_scale_explorer",
     "RoundingExplorer": "explorers.rounding_explorer",
+    "ScaleExplorer": "explorers.scale_explorer",
 }
 
 __all__ = list(_HOMES)

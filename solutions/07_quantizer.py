@@ -11,7 +11,7 @@ try:
 
     import torch
 
-    from lowprec_lab import check, fill, plots, progress, question, reveal
+    from lowprec_lab import ScaleExplorer, check, fill, plots, progress, question, reveal
     from lowprec_lab.bits import decode, max_finite
     from lowprec_lab.data import load_corpus, step_generator
     from lowprec_lab.formats import E2M1, E2M3, E3M2, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, FORMATS, FP16, Format
@@ -82,6 +82,14 @@ for name, tensor in tensors.items():
 # input → **scale** → **quantize** (round to codes) → 8 bits → **dequantize** (decode, divide) → output
 #
 # **Words.** The **amax** of some numbers is the largest of their magnitudes. The numbers that share a scale are a **group**, and the **granularity** says what a group is: the whole tensor, a row, a column, a block. Here a *scale* multiplies on the way in and divides on the way out. Hardware and half of the literature mean the inverse by that word, as int8 does below; look twice.
+
+# Here is a corner of the gradient of the logits, in a scaled E4M3. One number (the ring) can be made larger than it is. How large must it be until the others are lost? And what do more scales help?
+
+# %%
+ScaleExplorer(tensors["gradient of the logits"], E4M3)
+
+# %% [markdown]
+# A number is *kept* if it has the format's full precision, *coarse* if it has fallen among the subnormal numbers, and a cross means that it has become 0. Try E2M1 as well: it has 4 bits, and there one scale for a tensor is not enough even without an outlier.
 
 # %% tags=["helpers"]
 # Your helpers: functions that more than one of your answers on this page uses.

@@ -5,5 +5,13 @@ from lowprec_lab.explorers.bit_explorer import BitExplorer
 from lowprec_lab.explorers.exponent_heatmap import ExponentHeatmap
 from lowprec_lab.explorers.loss_scale_explorer import LossScaleExplorer
 from lowprec_lab.explorers.rounding_explorer import RoundingExplorer
+from lowprec_lab.explorers.scale_explorer import ScaleExplorer
 
-__all__ = ["AccumulatorExplorer", "BitExplorer", "ExponentHeatmap", "LossScaleExplorer", "RoundingExplorer"]
+__all__ = [
+    "AccumulatorExplorer",
+    "BitExplorer",
+    "ExponentHeatmap",
+    "LossScaleExplorer",
+    "RoundingExplorer",
+    "ScaleExplorer",
+]
