@@ -23,6 +23,7 @@ _HOMES = {
     "Float8LinearExplorer": "explorers.float8_linear_explorer",
     "LossScaleExplorer": "explorers.loss_scale_explorer",
     "RoundingExplorer": "explorers.rounding_explorer",
+    "ScaleExplorer": "explorers.scale_explorer",
 }
 
 __all__ = list(_HOMES)

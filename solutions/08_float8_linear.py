@@ -43,7 +43,7 @@ try:
     )
     from lowprec_lab.formats import BF16, E4M3, E5M2, FP32, Format
     from lowprec_lab.gpt import GPT, GPTConfig, preset
-    from lowprec_lab.libraries import AbsentError, torchaos_linear
+    from lowprec_lab.libraries import AbsentError, torchao_linear
     from lowprec_lab.quantizer import Quantized, dequantize, quantize, spread
     from lowprec_lab.races import race
     from lowprec_lab.reading import installed_lines
@@ -629,7 +629,7 @@ inputs = torch.randn(4, 64, requires_grad=True)
 try:
     for name, eight in (
         ("yours", layers_here["rowwise_with_gw_hp"]),
-        ("torchao", torchaos_linear(layer, "rowwise_with_gw_hp")),
+        ("torchao", torchao_linear(layer, "rowwise_with_gw_hp")),
     ):
         with torch.autocast("cpu", torch.bfloat16):
             output = eight(inputs)
@@ -892,7 +892,7 @@ runners |= {
     f"Float8Linear, {name}": step_of(Float8Linear.from_linear(linear, name)) for name in ("tensorwise", "rowwise")
 }
 try:
-    runners |= {f"torchao, {name}": step_of(torchaos_linear(linear, name)) for name in ("tensorwise", "rowwise")}
+    runners |= {f"torchao, {name}": step_of(torchao_linear(linear, name)) for name in ("tensorwise", "rowwise")}
 except AbsentError as absent:
     print(f"torchao is left out: it {absent}")
 race(runners, rounds=5).plot(to="nn.Linear, float32")

@@ -8,13 +8,18 @@
 # | **accumulator** | the number that a sum is collected in; its format decides how much of the sum survives | [03](03_accumulation.ipynb) |
 # | **activation** | what comes out of a layer on the way forward | [05](05_instruments.ipynb) |
 # | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
+# | **amax** | the largest magnitude of a group of numbers: what a scale is made of | [7.1](07_quantizer.ipynb) |
 # | **autocast** | a block of code in which torch casts the arguments of ops, each by its policy | [04](04_autocast.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
 # | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
 # | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
 # | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
+# | **block** | r rows and c columns of a tensor that share a scale | [7.1](07_quantizer.ipynb) |
 # | **cast cache** | the BF16 copies of weights that autocast keeps until its block ends | [4.5](04_autocast.ipynb) |
+# | **clip** | make numbers beyond a limit equal to it, so that the others get finer steps; also the limit | [7.8](07_quantizer.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
+# | **decibel** | ten times the decimal logarithm of a ratio of energies: 10 dB more is ten times as much, 6 dB are one bit | [7.5](07_quantizer.ipynb) |
+# | **dequantize** | decode, and take the scale out again | [7.4](07_quantizer.ipynb) |
 # | **double rounding** | rounding first to one format and then to another: now and then another value than rounding once | [2.6](02_rounding.ipynb) |
 # | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
 # | **E4M3, E5M2** | the two 8-bit formats of FP8: 4 exponent and 3 mantissa bits, or 5 and 2. E4M3 without suffix means E4M3FN | [01](01_bit_layouts.ipynb) |
@@ -29,6 +34,8 @@
 # | **FP16** (float16, half) | 1 sign, 5 exponent and 10 mantissa bits | [1.3](01_bit_layouts.ipynb) |
 # | **FP8** | any 8-bit floating-point format, usually E4M3 or E5M2 | [01](01_bit_layouts.ipynb) |
 # | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
+# | **granularity** | which numbers share a scale: a tensor, a row, a column, a block | [07](07_quantizer.ipynb) |
+# | **group** | the numbers that share a scale | [07](07_quantizer.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
 # | **hook** | a function that torch calls when a module has computed its output, or when a gradient arrives | [5.7](05_instruments.ipynb) |
 # | **hysteresis** | how many overflows a loss scaler waits for before it lowers the scale | [6.5](06_loss_scaling.ipynb) |
@@ -55,15 +62,19 @@
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
 # | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
 # | **promotion** | adding a short accumulator to a float32 one after every few products, and starting it again at zero | [3.5](03_accumulation.ipynb) |
+# | **quantize** | multiply by a scale and round to codes | [7.3](07_quantizer.ipynb) |
 # | **reference** | the course's own answer to an exercise | [00](00_start.ipynb) |
 # | **residual stream** | the tensor that flows past the blocks of a GPT, and to which each adds its part | [04](04_autocast.ipynb) |
 # | **round** | choose a value of a format for a number that need not be one | [02](02_rounding.ipynb) |
 # | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
+# | **scale** | the number that a group is multiplied by before it is rounded, and divided by afterwards; for int8 and in hardware, its inverse | [7.2](07_quantizer.ipynb) |
 # | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
 # | **skipped step** | a training step that is not taken, since a gradient is infinite or NaN | [6.7](06_loss_scaling.ipynb) |
 # | **split-K** | cutting a matrix product along K into several, whose results are added up at the end | [3.B](03_accumulation.ipynb) |
+# | **SQNR** | signal-to-quantization-noise ratio: the energy of a tensor over that of its error, in decibel | [7.5](07_quantizer.ipynb) |
 # | **stagnation** | a sum or a weight that stands still because everything added to it is less than half a step | [03](03_accumulation.ipynb) |
 # | **stochastic rounding** | rounding up or down at random, so that the mean of many roundings is the number itself | [2.5](02_rounding.ipynb) |
+# | **straight-through estimator** | rounding forward, and backward as if it were not there | [7.7](07_quantizer.ipynb) |
 # | **subnormal** | a number near zero without a hidden one, with the exponent of the smallest normal number | [1.5](01_bit_layouts.ipynb) |
 # | **TF32** | float32 with 10 mantissa bits: what a tensor core reads of a float32 tensor if it is allowed to | [04](04_autocast.ipynb) |
 # | **tie** | a number exactly half-way between two neighbouring values of a format | [02](02_rounding.ipynb) |
@@ -75,3 +86,4 @@
 # | **update ratio** | the norm of a step over the norm of the weight that it moves | [5.6](05_instruments.ipynb) |
 # | **unscale** | divide the gradients by the loss scale, in float32, before anything looks at them | [6.1](06_loss_scaling.ipynb) |
 # | **verdict** | what `check` says about an answer: bit-exact, close, or wrong | [00](00_start.ipynb) |
+# | **zero point** | the code of 0 where codes are whole numbers | [7.6](07_quantizer.ipynb) |

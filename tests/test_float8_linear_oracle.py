@@ -35,7 +35,7 @@ NAMES = ("float8_linear_forward", "float8_linear_backward", "Float8Linear")
 
 def torchaos(linear, recipe):
     pytest.importorskip("torchao")
-    return libraries.torchaos_linear(linear, recipe)
+    return libraries.torchao_linear(linear, recipe)
 
 
 def one_step(layer, x, gradient, autocast=False):
@@ -113,7 +113,7 @@ def test_odd_numbers_are_treated_as_torchao_treats_them(recipe, value):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_torchaos(name):
     pytest.importorskip("torchao")
-    libraries.torchaos_linear(torch.nn.Linear(1, 1), name)  # imports it without a word
+    libraries.torchao_linear(torch.nn.Linear(1, 1), name)  # imports it without a word
     from torchao.float8.config import Float8LinearConfig, ScalingGranularity, ScalingType
 
     config, formats = Float8LinearConfig.from_recipe_name(name), {each.torch_dtype: each for each in (E4M3, E5M2)}
@@ -132,7 +132,7 @@ def test_recipes_are_torchaos(name):
 
 def test_which_layers_are_worth_it_is_torchaos_filter_and_the_rows():
     pytest.importorskip("torchao")
-    libraries.torchaos_linear(torch.nn.Linear(1, 1), "rowwise")
+    libraries.torchao_linear(torch.nn.Linear(1, 1), "rowwise")
     from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
 
     why = reference("why_not_float8")

@@ -6,6 +6,7 @@ from lowprec_lab.explorers.exponent_heatmap import ExponentHeatmap
 from lowprec_lab.explorers.float8_linear_explorer import Float8LinearExplorer
 from lowprec_lab.explorers.loss_scale_explorer import LossScaleExplorer
 from lowprec_lab.explorers.rounding_explorer import RoundingExplorer
+from lowprec_lab.explorers.scale_explorer import ScaleExplorer
 
 __all__ = [
     "AccumulatorExplorer",
@@ -14,4 +15,5 @@ __all__ = [
     "Float8LinearExplorer",
     "LossScaleExplorer",
     "RoundingExplorer",
+    "ScaleExplorer",
 ]
