@@ -282,6 +282,7 @@ def layer_of(
     layer is made, and has its values afterwards, as if an optimizer had changed it. A gradient that nothing arrives at
     is NaN; that of a bias that is not there is empty.
     """
+    function(1, 1, False, recipe_of(casts))  # an error of the constructor is told before one of from_linear
     layer = function.from_linear(_linear(torch.zeros_like(weight), bias), recipe_of(casts))
     layer.weight.data.copy_(weight)
     x = x.clone().requires_grad_()
