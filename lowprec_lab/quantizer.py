@@ -19,6 +19,7 @@ last bit); Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433;
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -169,7 +170,6 @@ def spread(scale: Tensor, granularity: Granularity, shape: tuple[int, ...] | tor
     return scale.repeat_interleave(rows, -2)[..., :height, :].repeat_interleave(columns, -1)[..., :width]
 
 
-@torch.compiler.assume_constant_result
 def values_of(fmt: Format, device: torch.device) -> Tensor:
     """The value of every code of a format of at most 8 bits, as `bits.decode` gives them: float32, (2^width,).
 
@@ -179,11 +179,15 @@ def values_of(fmt: Format, device: torch.device) -> Tensor:
     key = decode, fmt, device
     if key not in _VALUES:
         codes = torch.arange(2**fmt.width, dtype=torch.int32)
-        _VALUES[key] = torch.compiler.disable(decode)(codes, fmt).float().to(device)
+        if "torch._dynamo" in sys.modules:  # a compiler that follows all calls is to leave this one alone
+            decode = torch.compiler.disable(decode)
+        _VALUES[key] = decode(codes, fmt).float().to(device)
     return _VALUES[key]
 
 
 _VALUES: dict[tuple, Tensor] = {}
+# What torch.compiler.assume_constant_result does, without importing the compiler, which takes a second.
+values_of._dynamo_marked_constant = True
 
 
 # --- scenarios: what a check drives an answer with, beside plain calls ------------------------------------------------

@@ -115,7 +115,7 @@ ScaleExplorer(tensors["gradient of the logits"], E4M3)
 # | 1, -8, 0.5 | 8 | 8 | 3, 8, 4 | 8, 0.5 |
 # | 3, 2, -4 | | 4 | | 3, 4 |
 #
-# The result has a dimension of size 1 where numbers were taken together, so that it can be multiplied with x as it is. `require_granularity(granularity, x.dim())` is given: it raises what has to be raised.
+# The result has a dimension of size 1 where numbers were taken together, so that it can be multiplied with x as it is. `require_granularity(granularity, dimensions)` is given: it raises what has to be raised.
 #
 # <details><summary>A nudge</summary><code>amax</code> takes a dimension, and raises an error if there is nothing along it. What is the sum of no numbers?</details>
 # <details><summary>An approach</summary>For blocks: pad the magnitudes with zeros until both sides divide (<code>torch.nn.functional.pad</code>), reshape to (..., R, r, C, c), and take <code>amax</code> over r and c. A zero is never the largest.</details>
@@ -548,7 +548,7 @@ for name, way in ways.items():
 # |---|---|
 # | in | `x`: a tensor; `fmt`; `fractions` of max\|x\| to try, in any order, from above 0 to 1 |
 # | out | float32 tensor without dimensions: the clip, max\|x\| times a fraction, with the least sum of squared errors; of equally good ones the largest |
-# | how | scale = scale_for(clip, fmt); x * scale rounded to `fmt`, saturated, divided by the scale, in float32; squares in float64 |
+# | how | with the scale that `scale_for` gives for the clip: x * scale rounded to `fmt`, saturated, divided by the scale, in float32; squares in float64 |
 # | mind | the error of what is clipped counts; max\|x\| of 0, infinity and NaN is returned as it is |
 #
 # By hand, E2M1 (its values are 0, 0.5, 1, 1.5, 2, 3, 4, 6), one 8 and forty 3.3:
