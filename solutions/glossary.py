@@ -16,6 +16,7 @@
 # | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
 # | **block** | r rows and c columns of a tensor that share a scale | [7.1](07_quantizer.ipynb) |
 # | **cast cache** | the BF16 copies of weights that autocast keeps until its block ends | [4.5](04_autocast.ipynb) |
+# | **cast** (of an operand) | quantizing one operand of one product: format, granularity, and whether scales are powers of two | [8.1](08_float8_linear.ipynb) |
 # | **clip** | make numbers beyond a limit equal to it, so that the others get finer steps; also the limit | [7.8](07_quantizer.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
 # | **decibel** | ten times the decimal logarithm of a ratio of energies: 10 dB more is ten times as much, 6 dB are one bit | [7.5](07_quantizer.ipynb) |
@@ -24,6 +25,7 @@
 # | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
 # | **E4M3, E5M2** | the two 8-bit formats of FP8: 4 exponent and 3 mantissa bits, or 5 and 2. E4M3 without suffix means E4M3FN | [01](01_bit_layouts.ipynb) |
 # | **E8M0** | eight exponent bits and nothing else: a power of two; the scale of block formats | [1.2](01_bit_layouts.ipynb) |
+# | **emulated** | computed in float32 with the codes and scales of 8 bits, where hardware cannot multiply them | [8.3](08_float8_linear.ipynb) |
 # | **exponent** | the field that says which power of two a number is multiplied by | [1.2](01_bit_layouts.ipynb) |
 # | **exponent histogram** | how many numbers of a tensor lie in each binade | [5.1](05_instruments.ipynb) |
 # | **field** | a run of bits of a code with one meaning: sign, exponent or mantissa | [1.2](01_bit_layouts.ipynb) |
@@ -55,6 +57,7 @@
 # | **noise** | the random number in [0, 1) that decides a stochastic rounding | [2.5](02_rounding.ipynb) |
 # | **normal** | a number with a hidden one | [1.4](01_bit_layouts.ipynb) |
 # | **op** | one operation of torch's library, ATen, such as `linear` or `_to_copy`; the recorder sees the ones for which a kernel is chosen | [4.2](04_autocast.ipynb) |
+# | **operand** | one of the two matrices of a product | [08](08_float8_linear.ipynb) |
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
 # | **outlier** | a number far larger than the rest of its tensor; one is enough to decide a scale | [05](05_instruments.ipynb) |
 # | **overflow** | a rounded value above the largest finite one; the policy (`saturate` or `to_special`) says what becomes of it | [2.3](02_rounding.ipynb) |
@@ -63,6 +66,7 @@
 # | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
 # | **promotion** | adding a short accumulator to a float32 one after every few products, and starting it again at zero | [3.5](03_accumulation.ipynb) |
 # | **quantize** | multiply by a scale and round to codes | [7.3](07_quantizer.ipynb) |
+# | **recipe** | how each of the six operands of a linear layer is cast | [8.2](08_float8_linear.ipynb) |
 # | **reference** | the course's own answer to an exercise | [00](00_start.ipynb) |
 # | **residual stream** | the tensor that flows past the blocks of a GPT, and to which each adds its part | [04](04_autocast.ipynb) |
 # | **round** | choose a value of a format for a number that need not be one | [02](02_rounding.ipynb) |
