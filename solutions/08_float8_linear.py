@@ -88,7 +88,7 @@ print("the gradient:", x.grad.tolist())
 # | gradient | times the scale | rounded to E5M2 | divided by the scale |
 # |---|---|---|---|
 # | 0.3 | 17.203 | 16 | 0.27902 |
-# | 1000 | 57344 | 57344 | 1000 |
+# | 1000 | 57344.002 | 57344 | 999.99994 |
 # | 0.0001 | 0.0057344 | 0.005859375 (3 · 2^-9) | 0.00010218 |
 #
 # Coarse, and all three are there.
@@ -646,7 +646,7 @@ except RuntimeError as error:
 #
 # ### Exercise 8.7 · `why_not_float8` · 20 min · easy · 2 points
 #
-# A product in 8 bits is twice as fast as one in BF16, on hardware that can do it. The casts cost time too, though: each reads a tensor twice, for its largest magnitude and for the rounding. A product of (M, K) by (K, N) has M·K·N multiplications and its casts only M·K + K·N numbers to look at, so *large* layers win and small ones lose. torchao has rules of thumb for that, from measurements on an H100. And the hardware wants multiples of 16.
+# A product in 8 bits is up to twice as fast as one in BF16, on hardware that can do it. The casts cost time too, though: each reads a tensor twice, for its largest magnitude and for the rounding. A product of (M, K) by (K, N) has M·K·N multiplications and its casts only M·K + K·N numbers to look at, so *large* layers win and small ones lose. torchao has rules of thumb for that, from measurements on an H100 (none for `rowwise_with_gw_hp`; here it has those of `rowwise`). And the hardware wants multiples of 16.
 #
 # | | |
 # |---|---|
