@@ -170,13 +170,12 @@ def spread(scale: Tensor, granularity: Granularity, shape: tuple[int, ...] | tor
     return scale.repeat_interleave(rows, -2)[..., :height, :].repeat_interleave(columns, -1)[..., :width]
 
 
-def values_of(fmt: Format, device: torch.device) -> Tensor:
-    """The value of every code of a format of at most 8 bits, as `bits.decode` gives them: float32, (2^width,).
+def values_of(decode: Callable, fmt: Format, device: torch.device) -> Tensor:
+    """The value of every code of a format of at most 8 bits, as `decode` gives them: float32, (2^width,).
 
     Worked out once and kept: a table look-up is many times as fast as decoding, and a compiler takes it as it is.
     """
-    decode = blanks.current("decode")
-    key = decode, fmt, device
+    key = decode, blanks.FILLED.get("decode"), blanks.SUPPLIED.get("decode"), fmt, device
     if key not in _VALUES:
         codes = torch.arange(2**fmt.width, dtype=torch.int32)
         if "torch._dynamo" in sys.modules:  # a compiler that follows all calls is to leave this one alone

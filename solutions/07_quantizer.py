@@ -260,7 +260,7 @@ check(quantize)
 #
 # By hand: the last column of the table above.
 #
-# A format of 8 bits has 256 values at most. Working each of a million codes out is a waste: `values_of(fmt, device)` is given, and has them all, as *your* `decode` gives them.
+# A format of 8 bits has 256 values at most. Working each of a million codes out is a waste: `values_of(decode, fmt, codes.device)` is given, and has them all, as *your* `decode` gives them.
 #
 # <details><summary>A nudge</summary>If all values lie in a table, what is a code?</details>
 # <details><summary>An approach</summary><code>table.index_select(0, codes.reshape(-1).int())</code>, in the shape of the codes, divided by the spread scales.</details>
@@ -270,7 +270,7 @@ check(quantize)
 @fill
 def dequantize(q):
     ### BEGIN SOLUTION
-    table = values_of(q.fmt, q.codes.device)
+    table = values_of(decode, q.fmt, q.codes.device)
     values = table.index_select(0, q.codes.reshape(-1).int()).view(q.codes.shape)
     return (values / spread(q.scale, q.granularity, q.codes.shape)).to(q.dtype)
     ### END SOLUTION

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lowprec_lab import libraries, quantizer
+from lowprec_lab import libraries
+from lowprec_lab.bits import decode
 from lowprec_lab.formats import BF16, E2M1, E2M3, E3M2, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, FP16
 from lowprec_lab.graders import oracle
 from lowprec_lab.graders import quantizer_oracle as exact
@@ -316,14 +317,13 @@ def test_a_format_of_more_than_8_bits_is_refused():
             reference("quantize")(torch.ones(3), fmt)
 
 
-def test_values_of_follows_the_decode_in_use(monkeypatch):
+def test_values_of_keeps_the_table_of_each_decode():
     device = torch.device("cpu")
-    table = values_of(E4M3, device)
-    assert table.dtype == torch.float32
-    assert table.shape == (256,)
-    assert values_of(E4M3, device) is table
-    monkeypatch.setattr(quantizer.blanks, "current", lambda name: lambda codes, fmt: codes.double())
-    assert values_of(E4M3, device).tolist() == list(range(256))
+    values_of(decode, E4M3, device)  # whoever supplies decode is known from now on
+    table = values_of(decode, E4M3, device)
+    assert (table.dtype, table.shape) == (torch.float32, (256,))
+    assert values_of(decode, E4M3, device) is table
+    assert values_of(lambda codes, fmt: codes.double(), E4M3, device).tolist() == list(range(256))
 
 
 @pytest.mark.slow

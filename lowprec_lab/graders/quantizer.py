@@ -923,15 +923,15 @@ def _nearest(x, scale):
     return np.rint(exact.numbers(x).astype(np.float32) / scale)
 
 
-def _int8(x, symmetric, ends=exact.ends, parts=127, levels=255, rounded=_nearest, clamp=True, zero=True):
+def _int8(x, symmetric, ends=None, parts=127, levels=255, rounded=None, clamp=True, zero=True):
     """The rule, with parts of it replaced."""
-    lo, hi = ends(x)
+    lo, hi = (ends or exact.ends)(x)
     scale = np.float32(max(-lo, hi) / parts if symmetric else (hi - lo) / levels)
     scale = max(scale, np.float32(exact.EPS))
     point = np.float32(0)
     if not symmetric and zero:
         point = np.rint(np.float32(-128) - np.float32(lo) / scale)
-    found = rounded(x, scale) + point
+    found = (rounded or _nearest)(x, scale) + point
     found = np.clip(found, -127 if symmetric else -128, 127) if clamp else (found + 128) % 256 - 128
     return (
         torch.from_numpy(np.asarray(found, dtype=np.int8)),
