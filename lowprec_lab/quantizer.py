@@ -173,7 +173,8 @@ def spread(scale: Tensor, granularity: Granularity, shape: tuple[int, ...] | tor
 def values_of(decode: Callable, fmt: Format, device: torch.device) -> Tensor:
     """The value of every code of a format of at most 8 bits, as `decode` gives them: float32, (2^width,).
 
-    Worked out once and kept: a table look-up is many times as fast as decoding, and a compiler takes it as it is.
+    Worked out once and kept: a table look-up is many times as fast as decoding. A compiler that follows the call finds
+    a dict and takes the table that is there; so let each format be decoded once before anything is compiled.
     """
     key = decode, blanks.FILLED.get("decode"), blanks.SUPPLIED.get("decode"), fmt, device
     if key not in _VALUES:
@@ -185,8 +186,6 @@ def values_of(decode: Callable, fmt: Format, device: torch.device) -> Tensor:
 
 
 _VALUES: dict[tuple, Tensor] = {}
-# What torch.compiler.assume_constant_result does, without importing the compiler, which takes a second.
-values_of._dynamo_marked_constant = True
 
 
 # --- scenarios: what a check drives an answer with, beside plain calls ------------------------------------------------
