@@ -19,6 +19,7 @@ last bit); Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433;
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,8 @@ def absmax(x: Tensor, granularity: Granularity = "tensor") -> Tensor:
         (..., M, 1)                         "row", for x of (..., M, N); (1,) for x of (N,)
         (..., 1, N)                         "column"
         (..., ceil(M / r), ceil(N / c))     (r, c)
-    A group with a NaN has NaN. A group without elements has 0: "tensor" of an empty tensor, "row" of (M, 0), "column"
-    of (0, N). ValueError as the module's first lines say.
+    A group with a NaN has NaN; one of zeros has 0.0, not -0.0. A group without elements has 0: "tensor" of an empty
+    tensor, "row" of (M, 0), "column" of (0, N). ValueError as the module's first lines say.
     """
 
 
@@ -205,8 +206,16 @@ def one_nan(codes: Tensor, fmt: Format) -> Tensor:
     """uint8 codes, with the format's own code for NaN in place of each that means NaN; other tensors as they are."""
     if codes.dtype != torch.uint8 or fmt.specials == "finite":
         return codes
-    nan = fused.encode_(torch.tensor([float("nan")]), fmt)
-    return torch.where(fused.decode_(codes, fmt).isnan(), nan, codes)
+    return _with_one_nan(fmt)[codes.int()]
+
+
+@functools.lru_cache(maxsize=64)
+def _with_one_nan(fmt: Format) -> Tensor:
+    """For every uint8 the code that stands for it."""
+    table = torch.arange(256, dtype=torch.uint8)
+    codes = table[: 2**fmt.width]
+    codes[fused.decode_(codes, fmt).isnan()] = fused.encode_(torch.tensor([float("nan")]), fmt)
+    return table
 
 
 def dequantized(

@@ -56,7 +56,7 @@ def empty_ones() -> list[Tensor]:
 def with_special_values(rng: np.random.Generator) -> list[Tensor]:
     """Matrices of which one row has zeros, NaN, an infinity, 1e-40 alone or 1e-20 alone."""
     found = []
-    for row in ([0.0, -0.0], [math.nan, 1.0], [-math.nan, math.inf], [math.inf, -3.0], [-math.inf, 0.0],
+    for row in ([0.0, -0.0], [-0.0, -0.0], [math.nan, 1.0], [-math.nan, math.inf], [math.inf, -3.0], [-math.inf, 0.0],
                 [1e-40, -1e-41], [1e-20, -3e-20], [3e38, -1e30]):  # fmt: skip
         x = drawn(rng, (4, 4))
         x[int(rng.integers(4))] = torch.tensor(row + row)

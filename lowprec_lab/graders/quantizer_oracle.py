@@ -8,6 +8,7 @@ with fractions and with torchao.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -124,8 +125,27 @@ def codes_of(values: Tensor, fmt: Format, mode: str = "nearest_even") -> Tensor:
     return rounding_oracle.encode(values, fmt, mode).to(torch.uint8)
 
 
+def raw(x: Tensor) -> tuple[bytes, tuple[int, ...], torch.dtype]:
+    """A tensor as something that a cache can look up: its bytes, shape and dtype."""
+    whole = {4: torch.int32, 2: torch.int16}[x.element_size()]
+    return x.detach().contiguous().view(whole).numpy().tobytes(), tuple(x.shape), x.dtype
+
+
+def from_raw(content: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The tensor again."""
+    return (
+        torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape) if content else torch.zeros(shape, dtype=dtype)
+    )
+
+
 def quantize(x: Tensor, fmt: Format, granularity="tensor", power_of_two: bool = False) -> Quantized:
-    """Codes and scales."""
+    """Codes and scales. They are kept: a verdict compares many wrong answers on the same inputs."""
+    return _quantize(*raw(x), fmt, granularity, power_of_two)
+
+
+@lru_cache(maxsize=1024)
+def _quantize(content, shape, dtype, fmt: Format, granularity, power_of_two: bool) -> Quantized:
+    x = from_raw(content, shape, dtype)
     if fmt.width > 8:
         raise ValueError(f"{fmt.name} does not fit into 8 bits")
     scale = scale_for(absmax(x, granularity), fmt, EPS, power_of_two)
@@ -224,8 +244,13 @@ FRACTIONS = tuple(k / 16 for k in range(16, 3, -1))
 
 
 def clipped_errors(x: Tensor, fmt: Format, fractions: tuple[float, ...]) -> tuple[list[np.float32], list[np.ndarray]]:
-    """(clips, differences of each): the largest clip first."""
-    x32 = tensor(numbers(x))
+    """(clips, differences of each): the largest clip first. Kept, as above."""
+    return _clipped_errors(*raw(x), fmt, fractions)
+
+
+@lru_cache(maxsize=512)
+def _clipped_errors(content, shape, dtype, fmt: Format, fractions: tuple[float, ...]):
+    x32 = tensor(numbers(from_raw(content, shape, dtype)))
     amax = np.float32(groups(np.abs(numbers(x32)), "tensor"))
     clips = [np.float32(amax * np.float32(fraction)) for fraction in sorted(fractions, reverse=True)]
     return clips, [numbers(x32) - numbers(clipped(x32, fmt, clip)) for clip in clips]

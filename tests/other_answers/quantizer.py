@@ -52,13 +52,13 @@ def the_larger_of_both_ends(x, granularity="tensor"):
 
     if granularity == "tensor":
         flat = torch.cat([x.flatten(), x.new_zeros(1)])
-        return torch.maximum(flat.max(), -flat.min())
+        return torch.maximum(flat.max(), -flat.min()) + 0.0  # -0.0 becomes 0.0
     if granularity in ("row", "column"):
         dim = -1 if granularity == "row" else -2
         one = list(x.shape)
         one[dim] = 1
         longer = torch.cat([x, x.new_zeros(one)], dim)
-        return torch.maximum(longer.max(dim, keepdim=True).values, -longer.min(dim, keepdim=True).values)
+        return torch.maximum(longer.max(dim, keepdim=True).values, -longer.min(dim, keepdim=True).values) + 0.0
     rows, columns = granularity
     strips = [absmax_of(part, -2) for part in x.split(rows, -2)] if x.shape[-2] else [x[..., :0, :]]
     down = torch.cat(strips, -2)
