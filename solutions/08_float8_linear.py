@@ -386,6 +386,19 @@ def float8_linear_forward(x, weight, recipe):
 check(float8_linear_forward)
 
 # %% [markdown]
+# **Predict first:** one number of x is infinite (or NaN; chapter 07 made them alike). How many of 8 rows of the output are lost, by each recipe? And how many, when the number is 1e-40, far below the smallest that a scale is made for?
+
+# %%
+weight = torch.randn(6, 4)
+for value in (math.inf, math.nan, 1e-40):
+    x = torch.randn(8, 4)
+    x[2, 1] = value
+    lost = {
+        name: int(float8_linear_forward(x, weight, recipe).isnan().any(dim=1).sum()) for name, recipe in RECIPES.items()
+    }
+    print(f"{value:6}: rows with NaN", lost)
+
+# %% [markdown]
 # ---
 # ## Backward
 #
