@@ -83,10 +83,10 @@ for name, tensor in tensors.items():
 #
 # **Words.** The **amax** of some numbers is the largest of their magnitudes. The numbers that share a scale are a **group**, and the **granularity** says what a group is: the whole tensor, a row, a column, a block. Here a *scale* multiplies on the way in and divides on the way out. Hardware and half of the literature mean the inverse by that word, as int8 does below; look twice.
 
-# Here is a corner of the gradient of the logits, in a scaled E4M3. One number (the ring) has been made 2^14 times as large as the largest of the others. Make it smaller: from which size on do the others lose nothing? And what do more scales help?
+# Here is a corner of the activation after a norm, in a scaled E4M3. One number (the ring) has been made 2^14 times as large as the largest of the others. Make it smaller: from which size on do the others lose nothing? And what do more scales help?
 
 # %%
-ScaleExplorer(tensors["gradient of the logits"], E4M3, log2_outlier=14)
+ScaleExplorer(tensors["activation, after a norm"], E4M3, log2_outlier=14)
 
 # %% [markdown]
 # A number is *kept* if it has the format's full precision, *coarse* if it has fallen among the subnormal numbers, and a cross means that it has become 0. Try E2M1 as well: it has 4 bits, and there one scale for a tensor is not enough even without an outlier.
