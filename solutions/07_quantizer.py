@@ -83,10 +83,10 @@ for name, tensor in tensors.items():
 #
 # **Words.** The **amax** of some numbers is the largest of their magnitudes. The numbers that share a scale are a **group**, and the **granularity** says what a group is: the whole tensor, a row, a column, a block. Here a *scale* multiplies on the way in and divides on the way out. Hardware and half of the literature mean the inverse by that word, as int8 does below; look twice.
 
-# Here is a corner of the gradient of the logits, in a scaled E4M3. One number (the ring) can be made larger than it is. How large must it be until the others are lost? And what do more scales help?
+# Here is a corner of the activation after a norm, in a scaled E4M3. One number (the ring) has been made 2^14 times as large as the largest of the others. Make it smaller: from which size on do the others lose nothing? And what do more scales help?
 
 # %%
-ScaleExplorer(tensors["gradient of the logits"], E4M3)
+ScaleExplorer(tensors["activation, after a norm"], E4M3, log2_outlier=14)
 
 # %% [markdown]
 # A number is *kept* if it has the format's full precision, *coarse* if it has fallen among the subnormal numbers, and a cross means that it has become 0. Try E2M1 as well: it has 4 bits, and there one scale for a tensor is not enough even without an outlier.
@@ -608,7 +608,7 @@ with plots.style():
 picture
 
 # %% [markdown]
-# E2M1, with 4 bits, gains most by giving up the outermost numbers, and E2M3 a little. E4M3 gains nothing worth mentioning: a finer step is of no use to a floating point with room below, and its line is a row of waves, since at a half of the clip every number has the same error again. What 8-bit floats do without, 4-bit formats live by, and part 4 comes back to it.
+# E2M1, with 4 bits, gains most by giving up the outermost numbers, and E2M3 a little. E4M3 gains nothing worth mentioning: a finer step is of no use to a floating point with room below, and every number that is clipped costs. What 8-bit floats do without, 4-bit formats live by, and part 4 comes back to it.
 #
 # ---
 # ## Read the real code
