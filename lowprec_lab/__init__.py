@@ -21,8 +21,10 @@ _HOMES = {
     "BitExplorer": "explorers.bit_explorer",
     "CastPolicyExplorer": "explorers.cast_policy_explorer",
     "ExponentHeatmap": "explorers.exponent_heatmap",
+    "Float8LinearExplorer": "explorers.float8_linear_explorer",
     "LossScaleExplorer": "explorers.loss_scale_explorer",
     "RoundingExplorer": "explorers.rounding_explorer",
+    "ScaleExplorer": "explorers.scale_explorer",
 }
 
 __all__ = list(_HOMES)

@@ -74,11 +74,18 @@ def blank(
         def dispatcher(*args: object, **kwargs: object) -> object:
             return current(name)(*args, **kwargs)
 
+        for method, value in vars(contract).items():
+            if isinstance(value, classmethod):  # a class's other ways to make an object: `Float8Linear.from_linear`
+                setattr(dispatcher, method, _class_method(name, method))
         dispatcher.__lowprec_blank__ = name
         dispatcher.__mro_entries__ = lambda _bases: (current(name),)  # so that a class can inherit from the answer
         return dispatcher
 
     return declare
+
+
+def _class_method(name: str, method: str) -> Callable:
+    return lambda *args, **kwargs: getattr(current(name), method)(*args, **kwargs)
 
 
 def current(name: str) -> Callable:

@@ -35,6 +35,8 @@ CHAPTERS = (
     Chapter("04_autocast", "autocast", "Who decides the dtype?"),
     Chapter("05_instruments", "instruments", "Which numbers would a format lose?"),
     Chapter("06_loss_scaling", "loss_scaling", "Why scale the loss before backward?"),
+    Chapter("07_quantizer", "quantizer", "How does a tensor fit into 8 bits?"),
+    Chapter("08_float8_linear", "float8_linear", "Which casts does a linear layer need?"),
     Chapter("09_scaled_mm", "scaled_mm", "Why does it fail on my GPU?"),
 )
 

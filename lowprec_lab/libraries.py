@@ -6,15 +6,19 @@ looked up, so the table shows the versions at hand.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import html
 import importlib
 import importlib.metadata
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lowprec_lab.formats import Format
 from lowprec_lab.graders import rounding_oracle
@@ -189,3 +193,45 @@ def _same(a: float, b: float) -> bool:
 def _text(value: float) -> str:
     """A float32 in the fewest digits that bring it back."""
     return str(np.float32(value)).removesuffix(".0") if np.isfinite(value) else str(value)
+
+
+def torchao_cast(
+    x: Tensor, fmt: Format, granularity: str = "tensor", power_of_two: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(codes, scale) of torchao's cast for training, `hp_tensor_to_float8_dynamic`: uint8 and float32.
+
+    x: two dimensions. fmt: one with a float8 dtype of torch. granularity: "tensor", "row" or "column".
+    AbsentError where there is no torchao, or none that has this cast.
+    """
+    cast, config, granularities = _torchao_float8()
+    dim = {"tensor": None, "row": -1, "column": 0}[granularity]
+    how = granularities.TENSORWISE if dim is None else granularities.AXISWISE
+    made = cast(
+        x, fmt.torch_dtype, config, scaling_granularity=how, axiswise_dim=dim, round_scales_to_power_of_2=power_of_two
+    )
+    return made._data.view(torch.uint8), made._scale
+
+
+def torchao_linear(linear: nn.Linear, recipe: str) -> nn.Module:
+    """torchao's Float8Linear with the parameters of `linear`, its products emulated; AbsentError as above."""
+    _torchao_float8()  # loads it without its messages
+    config = importlib.import_module("torchao.float8.config").Float8LinearConfig.from_recipe_name(recipe)
+    kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
+    return kind.from_float(linear, config=dataclasses.replace(config, emulate=True))
+
+
+@functools.lru_cache(maxsize=1)
+def _torchao_float8() -> tuple:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # it tells of each of its extensions that this machine cannot load
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torchao.float8.config import ScalingGranularity
+            from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+            from torchao.float8.float8_training_tensor import LinearMMConfig
+    except ImportError as error:
+        raise AbsentError("is not installed, or has no float8 training") from error
+    finally:
+        logging.disable(before)
+    return hp_tensor_to_float8_dynamic, LinearMMConfig(), ScalingGranularity

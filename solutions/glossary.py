@@ -8,19 +8,26 @@
 # | **accumulator** | the number that a sum is collected in; its format decides how much of the sum survives | [03](03_accumulation.ipynb) |
 # | **activation** | what comes out of a layer on the way forward | [05](05_instruments.ipynb) |
 # | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
+# | **amax** | the largest magnitude of a group of numbers: what a scale is made of | [7.1](07_quantizer.ipynb) |
 # | **autocast** | a block of code in which torch casts the arguments of ops, each by its policy | [04](04_autocast.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
 # | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
 # | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
 # | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
+# | **block** | r rows and c columns of a tensor that share a scale | [7.1](07_quantizer.ipynb) |
 # | **cast cache** | the BF16 copies of weights that autocast keeps until its block ends | [4.5](04_autocast.ipynb) |
+# | **cast** (of an operand) | quantizing one operand of one product: format, granularity, and whether scales are powers of two | [8.1](08_float8_linear.ipynb) |
+# | **clip** | make numbers beyond a limit equal to it, so that the others get finer steps; also the limit | [7.8](07_quantizer.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
 # | **compute capability** | the number of a GPU's architecture: 8.6 is an RTX 3090, 8.9 an RTX 4070, 9.0 an H100, 10.0 a B200; float8 begins with 8.9 | [09](09_scaled_mm.ipynb) |
 # | **cuBLAS**, **CUTLASS** | NVIDIA's library of matrix products, and its collection of parts to build them from | [9.5](09_scaled_mm.ipynb) |
+# | **decibel** | ten times the decimal logarithm of a ratio of energies: 10 dB more is ten times as much, 6 dB are one bit | [7.5](07_quantizer.ipynb) |
+# | **dequantize** | decode, and take the scale out again | [7.4](07_quantizer.ipynb) |
 # | **double rounding** | rounding first to one format and then to another: now and then another value than rounding once | [2.6](02_rounding.ipynb) |
 # | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
 # | **E4M3, E5M2** | the two 8-bit formats of FP8: 4 exponent and 3 mantissa bits, or 5 and 2. E4M3 without suffix means E4M3FN | [01](01_bit_layouts.ipynb) |
 # | **E8M0** | eight exponent bits and nothing else: a power of two; the scale of block formats | [1.2](01_bit_layouts.ipynb) |
+# | **emulated** | computed in float32 with the codes and scales of 8 bits, where hardware cannot multiply them | [8.3](08_float8_linear.ipynb) |
 # | **exponent** | the field that says which power of two a number is multiplied by | [1.2](01_bit_layouts.ipynb) |
 # | **exponent histogram** | how many numbers of a tensor lie in each binade | [5.1](05_instruments.ipynb) |
 # | **field** | a run of bits of a code with one meaning: sign, exponent or mantissa | [1.2](01_bit_layouts.ipynb) |
@@ -31,6 +38,8 @@
 # | **FP16** (float16, half) | 1 sign, 5 exponent and 10 mantissa bits | [1.3](01_bit_layouts.ipynb) |
 # | **FP8** | any 8-bit floating-point format, usually E4M3 or E5M2 | [01](01_bit_layouts.ipynb) |
 # | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
+# | **granularity** | which numbers share a scale: a tensor, a row, a column, a block | [07](07_quantizer.ipynb) |
+# | **group** | the numbers that share a scale | [07](07_quantizer.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
 # | **hook** | a function that torch calls when a module has computed its output, or when a gradient arrives | [5.7](05_instruments.ipynb) |
 # | **hysteresis** | how many overflows a loss scaler waits for before it lowers the scale | [6.5](06_loss_scaling.ipynb) |
@@ -38,8 +47,8 @@
 # | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
 # | **inverse scale** | what a code is multiplied with to get its value; `_scaled_mm` takes these | [9.1](09_scaled_mm.ipynb) |
 # | **Kahan's sum** | a sum that carries along what each addition lost, and adds it to the next element | [3.3](03_accumulation.ipynb) |
-# | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **logits** | what the last layer says of each token of the vocabulary, before softmax | [04](04_autocast.ipynb) |
+# | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
 # | **mantissa** | the field behind the point; also called significand or fraction elsewhere | [1.2](01_bit_layouts.ipynb) |
 # | **mask** | a number whose set bits say which bits to keep: `codes & mask` | [1.2](01_bit_layouts.ipynb) |
@@ -51,6 +60,7 @@
 # | **noise** | the random number in [0, 1) that decides a stochastic rounding | [2.5](02_rounding.ipynb) |
 # | **normal** | a number with a hidden one | [1.4](01_bit_layouts.ipynb) |
 # | **op** | one operation of torch's library, ATen, such as `linear` or `_to_copy`; the recorder sees the ones for which a kernel is chosen | [4.2](04_autocast.ipynb) |
+# | **operand** | one of the two matrices of a product | [08](08_float8_linear.ipynb) |
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
 # | **outlier** | a number far larger than the rest of its tensor; one is enough to decide a scale | [05](05_instruments.ipynb) |
 # | **overflow** | a rounded value above the largest finite one; the policy (`saturate` or `to_special`) says what becomes of it | [2.3](02_rounding.ipynb) |
@@ -58,16 +68,21 @@
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
 # | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
 # | **promotion** | adding a short accumulator to a float32 one after every few products, and starting it again at zero | [3.5](03_accumulation.ipynb) |
+# | **quantize** | multiply by a scale and round to codes | [7.3](07_quantizer.ipynb) |
+# | **recipe** | how each of the six operands of a linear layer is cast | [8.2](08_float8_linear.ipynb) |
 # | **reference** | the course's own answer to an exercise | [00](00_start.ipynb) |
 # | **residual stream** | the tensor that flows past the blocks of a GPT, and to which each adds its part | [04](04_autocast.ipynb) |
 # | **round** | choose a value of a format for a number that need not be one | [02](02_rounding.ipynb) |
-# | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
 # | **row-major**, **column-major** | the elements of a row, or of a column, are neighbours in memory: strides (columns, 1) or (1, rows) | [9.2](09_scaled_mm.ipynb) |
+# | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
+# | **scale** | the number that a group is multiplied by before it is rounded, and divided by afterwards; for int8 and in hardware, its inverse | [7.2](07_quantizer.ipynb) |
 # | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
 # | **skipped step** | a training step that is not taken, since a gradient is infinite or NaN | [6.7](06_loss_scaling.ipynb) |
 # | **split-K** | cutting a matrix product along K into several, whose results are added up at the end | [3.B](03_accumulation.ipynb) |
+# | **SQNR** | signal-to-quantization-noise ratio: the energy of a tensor over that of its error, in decibel | [7.5](07_quantizer.ipynb) |
 # | **stagnation** | a sum or a weight that stands still because everything added to it is less than half a step | [03](03_accumulation.ipynb) |
 # | **stochastic rounding** | rounding up or down at random, so that the mean of many roundings is the number itself | [2.5](02_rounding.ipynb) |
+# | **straight-through estimator** | rounding forward, and backward as if it were not there | [7.7](07_quantizer.ipynb) |
 # | **strides** | how far one goes in memory to the next element of each dimension | [9.2](09_scaled_mm.ipynb) |
 # | **subnormal** | a number near zero without a hidden one, with the exponent of the smallest normal number | [1.5](01_bit_layouts.ipynb) |
 # | **tensorwise**, **rowwise**, **blockwise** | one scale for a whole matrix, one for each row of a and column of b, one for each block | [9.4](09_scaled_mm.ipynb) |
@@ -78,6 +93,7 @@
 # | **type promotion** | torch's rule for ops on tensors of two dtypes: float32 and BF16 give float32 | [04](04_autocast.ipynb) |
 # | **ulp** | unit in the last place: the distance between neighbouring values of a format around a number | [1.10](01_bit_layouts.ipynb) |
 # | **underflow** | a number that is not zero is rounded to zero | [5.2](05_instruments.ipynb) |
-# | **update ratio** | the norm of a step over the norm of the weight that it moves | [5.6](05_instruments.ipynb) |
 # | **unscale** | divide the gradients by the loss scale, in float32, before anything looks at them | [6.1](06_loss_scaling.ipynb) |
+# | **update ratio** | the norm of a step over the norm of the weight that it moves | [5.6](05_instruments.ipynb) |
 # | **verdict** | what `check` says about an answer: bit-exact, close, or wrong | [00](00_start.ipynb) |
+# | **zero point** | the code of 0 where codes are whole numbers | [7.6](07_quantizer.ipynb) |

@@ -84,6 +84,8 @@ OF_ANOTHER_KIND = {
     "cut_but_float32", "casts_back", "along_the_first", "over_everything", "swaps_the_results", "all_masters",
     "last_weights_only", "fast_branches_on_values", "by_frexp", "below_min_subnormal", "below_half_of_min_subnormal",
     "looks_for_infinities_and_raises", "stacks_float32", "stacks_own_dtype", "joins_float32",
+    "swaps_rows_and_columns", "swaps_the_sides_of_blocks",
+    "amax_in_float32", "back_in_float32",
 }  # fmt: skip
 
 

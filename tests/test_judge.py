@@ -1,5 +1,6 @@
 """The judge says of an answer in the sandbox what the same checks say of it in the notebook and in a terminal."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -45,7 +46,7 @@ def workers():
 # The graders' own modules, in the order in which they import each other. A sandbox has none of them.
 GIVEN = (
     "oracle", "rounding_oracle", "inputs", "accumulation_oracle", "loss_scaling_oracle", "autocast_oracle",
-    "scaled_mm_oracle",
+    "quantizer_oracle", "float8_linear_oracle", "scaled_mm_oracle",
 )  # fmt: skip
 MODULE_AS_HELPER = """
 import sys, types
@@ -76,6 +77,7 @@ def given_import(line):
 def standing_alone(wrong):
     """The misconception as an answer cell: its own text, and what it uses of its module as helpers."""
     module = sys.modules[wrong.function.__module__]
+    chapter = importlib.import_module(f"lowprec_lab.{BLANKS[wrong.exercise].module}")
     text = re.sub(rf"\b{wrong.function.__name__}\b", wrong.exercise, definition(wrong.function))
     helpers, waiting, seen, given = [], [wrong.function], set(), False
     while waiting:
@@ -87,6 +89,8 @@ def standing_alone(wrong):
             if inspect.isfunction(value) and value.__module__ == module.__name__:
                 helpers.append(definition(value))
                 waiting.append(value)
+                continue
+            if vars(chapter).get(name) is value:  # the chapter's own, which every answer finds
                 continue
             line, from_given = as_helper(name, value)
             helpers.insert(0, line)
@@ -109,10 +113,13 @@ def as_helper(name, value):
 
 def definition(function):
     text = inspect.getsource(function)
-    return textwrap.dedent(text[text.index(f"def {function.__name__}(") :])
+    return textwrap.dedent(text[re.search(rf"(def|class) {function.__name__}\(", text).start() :])
 
 
 def used_names(function):
+    if inspect.isclass(function):
+        names = ast.walk(ast.parse(definition(function)))
+        return {each.id for each in names if isinstance(each, ast.Name)}
     codes, found = [function.__code__], set()
     while codes:
         code = codes.pop()

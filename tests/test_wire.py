@@ -48,6 +48,17 @@ def raw_bytes(value):
 
 # --- there and back ---------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3, 1), (0, 1)])
+def test_an_expanded_tensor_arrives(shape, dtype):
+    value = torch.ones((), dtype=dtype).expand(shape)
+    for sent in (value, value.clone()):
+        back = there_and_back(sent)
+        assert (back.dtype, back.shape) == (dtype, shape)
+        assert torch.equal(back, value)
+
+
 NUMBERS = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**4000), 2**4000), st.floats(), st.text(st.characters(codec="utf-8"))
 )

@@ -16,6 +16,7 @@ NAMES = {
     "rounding": "how fast rounding is: compiled, eager, torch's own cast, other libraries, next to a plain copy",
     "training": "a step of `lowprec-lab train` next to a bare loop, eager and compiled",
     "import": "how long importing the lab takes next to `import torch`",
+    "float8_linear": "a linear layer in 8 bits next to torchao's and to float32, eager and compiled",
 }
 
 # A module may not be called `import`.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab import autocast, instruments, loss_scaling
+from lowprec_lab import autocast, instruments, loss_scaling, quantizer
 from lowprec_lab.formats import BF16, E4M3, E5M2, FORMATS, FP16, Format
 
 RANDOM_FORMATS = 300
@@ -601,6 +601,116 @@ def _compiler_calls() -> list[tuple]:
     return [call for call in calls if call[-1].numel() or call[2] != "the last one moves"]
 
 
+_GRANULARITIES = ("tensor", "row", "column", (1, 1), (2, 3), (1, 4), (3, 1), (16, 16))
+_QUANTIZED = (*(fmt for fmt in FORMATS.values() if fmt.signed and fmt.width <= 8),
+              Format("e3m4_bias5", 3, 4, bias=5, specials="fn"), Format("e6m1", 6, 1))  # fmt: skip
+
+
+def _tensors(rng: np.random.Generator, count: int, special: bool = True) -> list[Tensor]:
+    """Tensors of no to four dimensions and three dtypes, strided and empty ones, of sizes from 2^-30 to 2^20.
+
+    special: some have zeros, NaN, infinities, 1e-40 or 3e38 among their numbers.
+    """
+    shapes, found = ((), (9,), (4, 7), (6, 5), (2, 3, 4), (1, 2, 3, 5), (0,), (3, 0), (0, 4), (1, 1)), []
+    edges = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 1e-40, -1e-20, 3e38])
+    for number in range(count):
+        shape = shapes[number % len(shapes)]
+        sizes = np.ldexp(rng.normal(size=shape), int(rng.integers(-14, 12)) - rng.integers(0, 9, shape))
+        x = torch.from_numpy(np.asarray(sizes, dtype=np.float32))
+        if special and rng.random() < 0.4:
+            x = torch.where(torch.from_numpy(np.asarray(rng.random(shape) < 0.2)), edges[rng.integers(8)], x)
+        if special and rng.random() < 0.2:
+            x = x * 2.0 ** int(rng.integers(-60, 60))
+        x = x.to((torch.float32, torch.bfloat16, torch.float16)[int(rng.integers(3))])
+        found.append(x.transpose(-1, -2) if x.dim() > 1 and rng.random() < 0.3 else x)
+    return found
+
+
+def _grouped(x: Tensor) -> list:
+    """The granularities that a tensor has enough dimensions for."""
+    return [each for each in _GRANULARITIES if x.dim() >= (0 if each == "tensor" else 1 if each == "row" else 2)]
+
+
+def _absmax_calls() -> list[tuple]:
+    return [(x, each) for x in _tensors(np.random.default_rng(71), 200) for each in _grouped(x)]
+
+
+def _scale_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(72), []
+    for fmt in _QUANTIZED:
+        for eps in (1e-12, 1e-6, 0.0):
+            for power_of_two in (False, True):
+                sizes = np.exp2(rng.uniform(-140, 127, 2000)).astype(np.float32)
+                exact = np.exp2(rng.integers(-100, 100, 300)) * rng.integers(1, 16, 300)
+                amax = torch.from_numpy(np.concatenate([sizes, exact.astype(np.float32), [0, np.inf, np.nan]]))
+                calls += [(amax.to(dtype), fmt, eps, power_of_two) for dtype in (torch.float32, torch.bfloat16)]
+    return calls
+
+
+def _quantizing_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(73), []
+    for x in _tensors(rng, 200):
+        for granularity in _grouped(x):
+            fmt = _QUANTIZED[int(rng.integers(len(_QUANTIZED)))]
+            if fmt.specials == "finite" and not bool(x.isfinite().all()):
+                fmt = E5M2
+            calls.append((quantizer.quantized, x, fmt, granularity, bool(rng.random() < 0.3)))
+    return calls
+
+
+def _dequantizing_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(74), []
+    for x in _tensors(rng, 200, special=False):
+        for granularity in _grouped(x):
+            fmt = _QUANTIZED[int(rng.integers(len(_QUANTIZED)))]
+            codes = torch.from_numpy(np.asarray(rng.integers(0, 2**fmt.width, tuple(x.shape)), dtype=np.uint8))
+            scale = quantizer.absmax(x, granularity).float() * 2.0 ** int(rng.integers(-9, 9))
+            calls.append((quantizer.dequantized, codes, scale, fmt, granularity, x.dtype))
+    return calls
+
+
+def _decibel_rounded(function: Callable, x: Tensor, y: Tensor) -> float:
+    return round(function(x, y), 6)
+
+
+def _decibel_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(75), []
+    for x in _tensors(rng, 300):
+        noise = torch.from_numpy(np.asarray(rng.normal(size=tuple(x.shape)), dtype=np.float32))
+        calls.append((_decibel_rounded, x, x + x.float() * noise * 2.0 ** int(rng.integers(-12, 2))))
+        calls.append((_decibel_rounded, x, x.clone()))
+    return calls
+
+
+def _int8_calls() -> list[tuple]:
+    return [(x, each) for x in _tensors(np.random.default_rng(76), 300) for each in (True, False)]
+
+
+def _through_calls() -> list[tuple]:
+    rng, calls = np.random.default_rng(77), []
+    for x in _tensors(rng, 200, special=False):
+        gradient = np.asarray(rng.normal(size=tuple(x.shape)) * 2.0 ** rng.integers(-40, 12), dtype=np.float32)
+        fmt = _QUANTIZED[int(rng.integers(len(_QUANTIZED)))]
+        calls.append((quantizer.passed_through, x, fmt, torch.from_numpy(gradient).to(x.dtype)))
+    return calls
+
+
+def _clip_calls() -> list[tuple]:
+    from lowprec_lab.graders.quantizer import decided
+
+    rng, fractions = np.random.default_rng(78), tuple(k / 16 for k in range(16, 3, -1))
+    formats = [fmt for fmt in _QUANTIZED if fmt.width <= 6] + [E4M3]
+    drawn = [(decided(rng, fmt, fractions, outlier=outlier), fmt) for fmt in formats for outlier in (0, 0, 0, 5, 9)]
+    rest = [
+        torch.zeros(3),
+        torch.zeros(0),
+        torch.tensor([math.nan, 1.0]),
+        torch.tensor([math.inf]),
+        torch.ones(3) * 1e-20,
+    ]
+    return drawn + [(x, E4M3) for x in rest]
+
+
 _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "sign_bit": _float32_calls,
     "bit_pattern": _float32_calls,
@@ -651,6 +761,14 @@ _CALLS: dict[str, Callable[[], list[tuple]]] = {
     "MiniAutocast": _caster_calls,
     "count_weight_casts": _cast_count_calls,
     "survives_compile": _compiler_calls,
+    "absmax": _absmax_calls,
+    "scale_for": _scale_calls,
+    "quantize": _quantizing_calls,
+    "dequantize": _dequantizing_calls,
+    "sqnr_db": _decibel_calls,
+    "quantize_int8": _int8_calls,
+    "straight_through": _through_calls,
+    "best_clip": _clip_calls,
 }
 
 # A narrow sum depends on the order of its terms in the last bit. Which order it is, is no part of what a name says.

@@ -4,14 +4,18 @@ from lowprec_lab.explorers.accumulator_explorer import AccumulatorExplorer
 from lowprec_lab.explorers.bit_explorer import BitExplorer
 from lowprec_lab.explorers.cast_policy_explorer import CastPolicyExplorer
 from lowprec_lab.explorers.exponent_heatmap import ExponentHeatmap
+from lowprec_lab.explorers.float8_linear_explorer import Float8LinearExplorer
 from lowprec_lab.explorers.loss_scale_explorer import LossScaleExplorer
 from lowprec_lab.explorers.rounding_explorer import RoundingExplorer
+from lowprec_lab.explorers.scale_explorer import ScaleExplorer
 
 __all__ = [
     "AccumulatorExplorer",
     "BitExplorer",
     "CastPolicyExplorer",
     "ExponentHeatmap",
+    "Float8LinearExplorer",
     "LossScaleExplorer",
     "RoundingExplorer",
+    "ScaleExplorer",
 ]

@@ -107,8 +107,10 @@ def _tensor_to_json(value: Tensor, raw: list[bytes], size: list[int]) -> dict:
         raise TypeError(f"more data than the {RAW_LIMIT // 2**20} MB of one message")
     # A transposed tensor stays transposed on the other side: strides may be what a check is about.
     order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
-    packed = value.permute(order).contiguous()
-    content = packed.reshape(-1).view(torch.uint8).numpy().tobytes() if packed.numel() else b""
+    flat = value.permute(order).contiguous().reshape(-1)
+    if flat.numel() == 1:  # is contiguous with any stride, and cannot be read as bytes with some, such as expand's 0
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     entry = {
         "dtype": _NAMES[value.dtype],
         "shape": list(value.shape),
