@@ -752,7 +752,7 @@ def reported(x):
 print("rows with NaN:", reported(padded).isnan().any(-1).tolist())
 
 # %% [markdown]
-# The amax of a zero row is 0, its scale infinite, and 0 times infinity is NaN. The NaN then spreads through the next matrix product to every row. The repair that everybody writes is a floor:
+# The amax of a zero row is 0, its scale infinite, and 0 times infinity is NaN. The NaN then spreads: the gradient of a weight sums over all rows, and is NaN throughout. The repair that everybody writes is a floor:
 
 
 # %%
