@@ -161,7 +161,9 @@ TAPS = [
 ]
 
 
-@pytest.mark.parametrize(("exercise", "name", "answer"), PLAIN + TAPS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("exercise", "name", "answer"), PLAIN + TAPS, ids=lambda value: value if isinstance(value, str) else "answer"
+)
 def test_it_is_refused_and_named(exercise, name, answer):
     verdict = grade(BLANKS[exercise], answer)
     assert not verdict.passed
