@@ -669,7 +669,7 @@ for layer in layers:
 # %% [markdown]
 # Where the batch is the whole step FP16 loses little, and a run needs no scaler. As one of 640 it loses nearly all that flows into the layers that widen (`mlp.up`, `attention.qkv`), and most of what flows into the head. The scale brings all of it back.
 #
-# These runs take about an hour and a half on two cores, so here is a recording: five ways to train, three seeds each, the same batches for all runs of a seed. `1/640 of a step` means that the loss is multiplied by 1/640 before backward, and gradients by 640 after it: what each of 640 batches does to FP16, for the price of one. *Scaled* means 65536 on top, where torch's scaler begins, and where it stays for its first 2,000 good steps.
+# These fifteen runs take about an hour, so here is a recording: five ways to train, three seeds each, the same batches for all runs of a seed. `1/640 of a step` means that the loss is multiplied by 1/640 before backward, and gradients by 640 after it: what each of 640 batches does to FP16, for the price of one. *Scaled* means 65536 on top, where torch's scaler begins, and where it stays for its first 2,000 good steps.
 
 # %%
 recorded = long_runs("06_loss_scaling")
@@ -689,7 +689,7 @@ print(
 )
 
 # %% [markdown]
-# The naive run learns roughly how often each character comes, which is what the few large gradients tell, and nothing else, ever. It gives no error, and its loss is always finite: who does not compare sees a model that is bad at reading. That is what makes underflow worse than overflow, which at least shouts. The runs with a scale, and the BF16 runs without one, end within a fraction of a percent of float32.
+# The naive runs learn roughly how often each character comes, which is what the few large gradients tell. One gets a little further, and loses it again. None gives an error, and the loss is always finite: who does not compare sees a model that is bad at reading. That is what makes underflow worse than overflow, which at least shouts. The runs with a scale, and the BF16 runs without one, end within a fraction of a percent of float32.
 #
 # All of it again, in a terminal: `lowprec-lab record 06` (what was stopped goes on). One of them: `lowprec-lab train --preset baby --precision fp16 --loss-scale 1/640`. With your own `DynamicLossScaler`, once it is saved: `lowprec-lab train --preset baby --precision fp16`. `lowprec-lab compare` draws runs next to each other.
 #
