@@ -185,6 +185,14 @@ def answer_in_use(monkeypatch, tmp_path):
     return use
 
 
+def test_an_explorer_that_was_refused_is_told_nothing(answer_in_use):
+    """The last error of a notebook keeps it alive."""
+    with pytest.raises(ValueError, match="'mps' is not one of") as kept:
+        CastPolicyExplorer("mps")
+    answer_in_use("cast_policy", exact.cast_policy)
+    assert kept.traceback
+
+
 def sources(explorer):
     return explorer._panels[0]["sources"]
 

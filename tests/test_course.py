@@ -326,7 +326,7 @@ def as_answer(misconception):
     module, parts = inspect.getmodule(misconception.function), []
 
     def add(function):
-        for name in sorted(set(names_in(function.__code__)) & set(vars(module)) - {function.__name__}):
+        for name in sorted(names_in(function) & set(vars(module)) - {function.__name__}):
             value = vars(module)[name]
             if inspect.isfunction(value) and value.__module__ == module.__name__:
                 add(value)
@@ -342,11 +342,10 @@ def as_answer(misconception):
     return "\n".join([*dict.fromkeys(parts), ast.unparse(tree)])
 
 
-def names_in(code):
-    yield from code.co_names
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from names_in(constant)
+def names_in(thing):
+    """The names that a function's or a class's source uses."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    return {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ OF_ANOTHER_KIND = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG, ids=label)
 def test_a_misconception_fails_for_nothing_but_what_its_sentence_says(wrong):
     """Else a learner's version, which fails for that alone, would not be named."""

@@ -60,7 +60,9 @@ def refresh_recent(name: str) -> None:
     """Called when an exercise is filled: the explorers of this page that run on it take up the new code."""
     for reference in list(_RECENT):
         explorer = reference()
-        if explorer is not None and name in explorer.runs_on and explorer.comm is not None:
+        if explorer is None or not explorer._panels:  # no panel: its constructor refused what it was given
+            continue
+        if name in explorer.runs_on and explorer.comm is not None:
             explorer.refresh()
 
 
