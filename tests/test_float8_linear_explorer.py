@@ -93,33 +93,9 @@ def test_where_no_widget_can_live_there_is_a_picture():
 # --- in the browser ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser(chromium_path):
-    from browser import chromium
-
-    with chromium() as running_browser:
-        yield running_browser
-
-
 @pytest.fixture
-def show(browser):
-    """Show an explorer in a page of its own; a JavaScript error in it fails the test."""
-    from browser import show_widget
-
-    pages, errors = [], []
-
-    def open_page(explorer, background="#ffffff", width=1000, **options):
-        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        show_widget(page, explorer, background)
-        page.wait_for_selector(".lpfp8-product")
-        pages.append(page)
-        return page
-
-    yield open_page
-    for page in pages:
-        page.close()
-    assert errors == []
+def show(show_until):
+    return show_until(".lpfp8-product")
 
 
 def errors_of(page):
