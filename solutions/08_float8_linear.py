@@ -425,16 +425,18 @@ def float8_linear_backward(grad_output, x, weight, recipe, needs=(True, True)):
     ### BEGIN SOLUTION
     m = math.prod(x.shape[:-1])
     gradient, rows = grad_output.reshape(m, len(weight)), x.reshape(m, x.shape[-1])  # (M, N), (M, K)
-    grad_x = grad_weight = None
+    grad_x = grad_weight = once = None
     if needs[0] and recipe.grad_output is None:
         grad_x = torch.mm(gradient, weight.to(gradient.dtype))
     elif needs[0]:
-        grad_x = float8_matmul(quantize(gradient, *recipe.grad_output), quantize(weight, *recipe.weight_for_grad_x))
+        once = quantize(gradient, *recipe.grad_output)
+        grad_x = float8_matmul(once, quantize(weight, *recipe.weight_for_grad_x))
     if needs[1] and recipe.grad_output_for_grad_weight is None:
         grad_weight = torch.mm(gradient.t(), rows.to(gradient.dtype))
     elif needs[1]:
-        left = transpose(quantize(gradient, *recipe.grad_output_for_grad_weight))
-        grad_weight = float8_matmul(left, quantize(rows, *recipe.x_for_grad_weight))
+        if once is None or recipe.grad_output_for_grad_weight != recipe.grad_output:  # the same cast, the same codes
+            once = quantize(gradient, *recipe.grad_output_for_grad_weight)
+        grad_weight = float8_matmul(transpose(once), quantize(rows, *recipe.x_for_grad_weight))
     return grad_x if grad_x is None else grad_x.reshape(x.shape), grad_weight
     ### END SOLUTION
 
