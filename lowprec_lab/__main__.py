@@ -384,7 +384,7 @@ def _parser() -> argparse.ArgumentParser:
 
     recording = command(record, "record")
     recording.add_argument("chapter", metavar="CHAPTER", help="number or name: 06, loss_scaling")
-    recording.add_argument("--seeds", type=int, nargs="+", default=[1337, 1, 2], metavar="N", help="(1337 1 2)")
+    recording.add_argument("--seeds", type=int, nargs="+", default=[], metavar="N", help="(default: the chapter's own)")
     recording.add_argument("--steps", type=int, default=2000, metavar="N", help="of each run (default: 2000)")
     recording.add_argument("--out", metavar="FILE", help="where to (default: the file that the page reads)")
 

@@ -11,7 +11,9 @@ from lowprec_lab.runs import Run, RunError, run_folder
 from lowprec_lab.settings import Settings
 
 _LAST = 100  # steps whose mean training loss is shown: one batch alone says little
-_FORMATS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
+_FORMATS = {
+    "fp32": "float32", "bf16": "bfloat16", "pure_bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn",
+}  # fmt: skip
 _LINES = ("-", "--", ":", "-.")
 
 
@@ -34,7 +36,7 @@ class Curve:
         return {
             "run": self.name,
             "preset": self.told.preset,
-            "precision": self.told.precision,
+            "precision": self.told.label,
             "steps": self.records[-1]["step"],
             "loss": statistics.fmean(record["loss"] for record in self.records[-_LAST:]),
             "val_loss": losses[-1] if losses else None,

@@ -1,7 +1,9 @@
-"""What a training run is rounded to: FP32, BF16 or FP16, each a `Precision`; and the scaler of its loss.
+"""What a training run is rounded to: FP32, BF16, FP16 or FP8, each a `Precision`; and the scaler of its loss.
 
-The model's weights, its gradients as the optimizer sees them and the optimizer's moments are float32 in all of them.
-What differs is what happens between: `torch.autocast` decides it, operation by operation (chapter 04).
+The model's weights, its gradients as the optimizer sees them and the optimizer's moments are float32 in all of them
+but "pure_bf16". What differs is what happens between: `torch.autocast` decides it, operation by operation (chapter 04).
+
+FP8 is the learner's: `convert_to_float8` of chapter 10 and what it is built on, or what stands in for them.
 
 FP16 needs arithmetic that most CPUs lack; torch then takes twenty times as long as for FP32. There it is emulated: each
 linear layer rounds its input, weight and output to FP16, and the gradients of all three, while the products are added
@@ -20,14 +22,15 @@ from contextlib import AbstractContextManager
 from fractions import Fraction
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lowprec_lab import devices, fused
+from lowprec_lab import blanks, devices, fused, recipes
 from lowprec_lab.formats import FP16
 from lowprec_lab.tracing import with_constants
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "bf16", "fp16", "pure_bf16", "fp8")
 _OVERFLOW_AT = 65520.0  # half a step beyond the largest FP16: a tie, whose even neighbour is the missing 65536
 
 
@@ -76,6 +79,98 @@ class Autocast(Precision):
 
     def context(self) -> AbstractContextManager:
         return torch.autocast(self._device, self._dtype)
+
+
+class PureBF16(Autocast):
+    """Everything in BF16: weights, gradients and the optimizer's moments too."""
+
+    def __init__(self, device: str, note: str = "") -> None:
+        super().__init__("pure_bf16", device, torch.bfloat16, note)
+
+    def convert(self, model: nn.Module) -> None:
+        model.to(torch.bfloat16)
+
+
+class Float8(Precision):
+    """FP8 in the products of linear layers, by one of chapter 10's recipes.
+
+    The rest stays FP32 where these products are emulated: BF16 would save no time there, and this way nothing but FP8
+    is between the run and one in FP32. skip: as in `convert_to_float8`; "small" stands for layers too small for a GPU.
+    """
+
+    name = "fp8"
+
+    def __init__(self, device: str, compiled: bool, recipe: str, skip: tuple[str, ...], rows: int) -> None:
+        if recipe not in recipes.NAMES:
+            raise PrecisionError(f"there is no recipe {recipe!r}. The recipes are: {', '.join(recipes.NAMES)}")
+        super().__init__(f"FP8 is by {_whose(recipe)}. Its products are emulated, and the rest is FP32.")
+        self._recipe, self._skip, self._rows, self._compiled = recipe, skip, rows, compiled
+        self._scalings: dict[str, object] = {}
+        self.converted: list[str] = []
+
+    def convert(self, model: nn.Module) -> None:
+        skip = [text for text in self._skip if text != "small"]
+        if "small" in self._skip:
+            skip += recipes.too_small(model, self._recipe, self._rows)
+        self.converted = recipes.convert_to_float8(model, self._recipe, tuple(skip))
+        self._scalings = recipes.scalings_of(model)
+        if self._compiled and self.converted:
+            self._run_once(model.get_submodule(self.converted[0]))
+
+    def _run_once(self, layer: nn.Module) -> None:
+        """Everything that stands in for an exercise is found now: a compiler could not follow the search."""
+        training = layer.training
+        x = torch.ones(1, layer.in_features, device=layer.weight.device, requires_grad=True)
+        layer.eval()(x).sum().backward()
+        layer.train(training).zero_grad(set_to_none=True)
+
+    def after_step(self) -> None:
+        if not self._scalings:
+            return
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._agree()
+        for scaling in self._scalings.values():
+            scaling.update()
+
+    def _agree(self) -> None:
+        """Every process goes on with the largest magnitudes of all, a NaN among them too, and so with one scale."""
+        everybodys = torch.stack([scaling.history[0] for scaling in self._scalings.values()])
+        nan = everybodys.isnan().float()
+        both = torch.stack((everybodys.nan_to_num(nan=0.0, posinf=torch.inf), nan))  # MAX does not always let NaN win
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        agreed = torch.where(both[1] > 0, torch.nan, both[0])
+        for scaling, amax in zip(self._scalings.values(), agreed, strict=True):
+            scaling.history[0] = amax
+
+    def state_dict(self) -> dict:
+        return {name: scaling.state_dict() for name, scaling in self._scalings.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        for name, scaling in self._scalings.items():
+            scaling.load_state_dict(state[name])
+
+
+def _whose(recipe: str) -> str:
+    """Whose code an FP8 run is made of, in words; makes sure that all of it can be had.
+
+    Raises PrecisionError for an exercise that nobody wrote where no reference is installed.
+    """
+    from lowprec_lab.exercises import AnswerError, supply
+
+    names = ["convert_to_float8", "absmax", "scale_for", "quantize", "dequantize", "float8_matmul"]
+    delayed = ["delayed_update", "DelayedScaling", "delayed_linear"]
+    names += delayed if recipe == recipes.DELAYED else ["float8_linear_forward", "float8_linear_backward", "Float8Linear"]
+    try:
+        supplied = {name: supply(name) for name in names}
+    except AnswerError as error:
+        raise PrecisionError(f"FP8 is made of your answers, and one is missing: {error}") from error
+    origins: dict[str, list[str]] = {}
+    for name, each in supplied.items():
+        if each.origin != "yours":  # what is filled in runs already
+            blanks.SUPPLIED.setdefault(name, each.function)
+        origins.setdefault(each.origin, []).append(name)
+    words = {"yours": "your", "saved": "your saved", "reference": "the reference's", "oracle": "the exact oracle's"}
+    return "; ".join(f"{words.get(origin, origin)} {', '.join(names)}" for origin, names in origins.items())
 
 
 class EmulatedFP16(Precision):
@@ -131,21 +226,29 @@ def straight(round_: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return Rounded.apply
 
 
-def precision(name: str, device: str = "cpu", compiled: bool = False) -> Precision:
-    """The precision called `name` ("fp32", "bf16", "fp16") on a kind of device ("cpu", "cuda", "mps").
+def precision(
+    name: str, device: str = "cpu", compiled: bool = False, recipe: str = "tensorwise", skip: tuple[str, ...] = ("head",),
+    rows: int = 0,
+) -> Precision:  # fmt: skip
+    """The precision called `name`, one of PRECISIONS, on a kind of device ("cpu", "cuda", "mps").
 
-    compiled: the model is going to be compiled. Raises PrecisionError where that precision cannot be had.
+    compiled: the model is going to be compiled. recipe, skip, rows: of "fp8", as `Float8` has them; rows are the tokens
+    of a batch. Raises PrecisionError where that precision cannot be had.
     """
     if name not in PRECISIONS:
         raise PrecisionError(f"there is no precision {name!r}. The precisions are: {', '.join(PRECISIONS)}")
     if name == "fp32":
         return Precision()
-    line = _finding(name, device)
+    if name == "fp8":
+        return Float8(device, compiled, recipe, skip, rows)
+    line = _finding("bf16" if name == "pure_bf16" else name, device)
     if line.status == devices.CANNOT:
         raise PrecisionError(f"{name} cannot be had here: {line.reason}. Train in fp32")
     if name == "fp16" and device == "cpu" and line.status != devices.NATIVE:
         return EmulatedFP16(compiled)
     note = "" if line.status == devices.NATIVE else f"{name} is slow here: {line.reason}."
+    if name == "pure_bf16":
+        return PureBF16(device, note)
     return Autocast(name, device, torch.bfloat16 if name == "bf16" else torch.float16, note)
 
 

@@ -18,7 +18,8 @@ TRAINING: dict[str, dict] = {
 
 # A run that goes on keeps these: with another value it would be another run.
 IDENTITY = (
-    "preset", "layers", "heads", "width", "context", "bias", "dropout", "precision", "batch", "accumulate", "seed",
+    "preset", "layers", "heads", "width", "context", "bias", "dropout", "precision", "recipe", "skip", "batch",
+    "accumulate", "seed",
 )  # fmt: skip
 
 
@@ -38,7 +39,11 @@ class Settings:
     """All settings of a run; `settings(preset, ...)` fills in what the preset says."""
 
     preset: str = _setting("baby", "baby, shakespeare_char or gpt2: sizes, and defaults for what follows")
-    precision: str = _setting("fp32", "fp32, bf16 or fp16")
+    precision: str = _setting("fp32", "fp32, bf16, fp16, fp8, or pure_bf16 (weights and optimizer too)")
+    recipe: str = _setting("tensorwise", "of fp8: tensorwise, rowwise, rowwise_with_gw_hp or delayed")
+    skip: str = _setting(
+        "head", "layers that fp8 leaves alone: texts in their names, with commas; small: those no GPU is faster with"
+    )
     loss_scale: str = _setting(
         "auto", "dynamic, none, or a number, such as 1024 or 1/640 (auto: dynamic for fp16, else none)"
     )
@@ -82,6 +87,17 @@ class Settings:
         for name in ("beta1", "beta2"):
             if getattr(self, name) >= 1:
                 raise SettingsError(f"{name} is below 1, not {getattr(self, name)!r}")
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """`skip`, text by text; none where it is empty or "none"."""
+        texts = tuple(text.strip() for text in self.skip.split(",") if text.strip())
+        return () if texts == ("none",) else texts
+
+    @property
+    def label(self) -> str:
+        """The precision, and for FP8 its recipe: "fp8-rowwise"."""
+        return f"fp8-{self.recipe}" if self.precision == "fp8" else self.precision
 
     @property
     def scale_setting(self) -> str:

@@ -90,7 +90,7 @@ def train(
     on_start: Callable[[Trainer], None] | None = None,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Train as `told`, in the folder `work/runs/<name>` (default: preset-precision), or in the folder of that path.
+    """Train as `told`, in the folder `work/runs/<name>` (default: preset-precision, and the recipe of FP8), or in the folder of that path.
 
     resume: go on from the newest checkpoint, where there is one. overwrite: forget a run of that name. stop_at: stop
     after that step, with a checkpoint. corpus: the text; what `load_corpus` finds, when omitted. on_step: called with
@@ -101,7 +101,7 @@ def train(
     """
     if stop_at is not None and stop_at < 1:
         raise SettingsError(f"stop_at is a step from 1 on, not {stop_at}")
-    run = Run(run_folder(name or f"{told.preset}-{told.precision}"))
+    run = Run(run_folder(name or f"{told.preset}-{told.label}"))
     with _processes(told) as rank, _threads(told), deterministic(), _Stop() as stop:
         say = say if rank == 0 else _silent
         state = _look(run, told, resume, overwrite, say)
@@ -205,7 +205,7 @@ def _require_same_text(state: dict, trainer: Trainer) -> None:
 
 
 def _what(told: Settings, trainer: Trainer, run: Run) -> str:
-    kind = f"{told.preset} ({trainer.model.size():,} parameters) in {told.precision} on {trainer.device}"
+    kind = f"{told.preset} ({trainer.model.size():,} parameters) in {told.label} on {trainer.device}"
     world = f", {trainer.world} processes" if trainer.world > 1 else ""
     return f"Training {kind}{world}, {torch.get_num_threads()} threads. The run is in {run.folder}."
 

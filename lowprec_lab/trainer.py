@@ -52,7 +52,10 @@ class Trainer:
         for split in ("train", "validation"):
             corpus.batch(split, step_generator(0, 0), 1, settings.context)  # a text that is too short says so now
         compiled = settings.compile and _can_compile(self.device, say)
-        self.precision = precision(settings.precision, self.device.type, compiled)
+        rows = settings.batch * settings.context
+        self.precision = precision(
+            settings.precision, self.device.type, compiled, settings.recipe, settings.skipped, rows
+        )
         if self.precision.note:
             say(self.precision.note)
         self.scaler = loss_scaler(settings.scale_setting, say)

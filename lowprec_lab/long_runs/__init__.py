@@ -23,7 +23,7 @@ from lowprec_lab.chapters import find_chapter
 from lowprec_lab.files import write_whole
 
 EVERY = 25  # steps whose mean training loss is kept as one number
-SEEDS = (1337, 1, 2)
+SEEDS = {"06_loss_scaling": (1337, 1, 2), "10_fp8_nanogpt": (1337, 1, 2, 3, 4)}
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Variant:
     """One way to train, which a chapter compares with others.
 
     name: as pages write it. changes: to the settings of the `baby` preset. fmt: whose colour its curves have.
-    dashed: whether they are dashed.
+    line: matplotlib's style of them.
     """
 
     name: str
     changes: dict
     fmt: str
-    dashed: bool = False
+    line: str = "-"
 
     @property
     def slug(self) -> str:
@@ -51,8 +51,17 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("float32", {"precision": "fp32"}, "float32"),
         Variant("BF16", {"precision": "bf16"}, "bfloat16"),
         Variant("FP16, scaler", {"precision": "fp16"}, "float16"),
-        Variant("FP16, 1/640 of a step, scaled", {"precision": "fp16", "loss_scale": "65536/640"}, "float16", True),
-        Variant("FP16, 1/640 of a step, naive", {"precision": "fp16", "loss_scale": "1/640"}, "float16", True),
+        Variant("FP16, 1/640 of a step, scaled", {"precision": "fp16", "loss_scale": "65536/640"}, "float16", "--"),
+        Variant("FP16, 1/640 of a step, naive", {"precision": "fp16", "loss_scale": "1/640"}, "float16", "--"),
+    ),
+    "10_fp8_nanogpt": (
+        Variant("float32", {"precision": "fp32"}, "float32"),
+        Variant("BF16", {"precision": "bf16"}, "bfloat16"),
+        Variant("BF16, weights too", {"precision": "pure_bf16"}, "bfloat16", "--"),
+        Variant("FP8 tensorwise", {"precision": "fp8", "recipe": "tensorwise", "sample": 300}, "float8_e4m3fn"),
+        Variant("FP8 rowwise", {"precision": "fp8", "recipe": "rowwise"}, "float8_e4m3fn", "--"),
+        Variant("FP8 rowwise_with_gw_hp", {"precision": "fp8", "recipe": "rowwise_with_gw_hp"}, "float8_e4m3fn", ":"),
+        Variant("FP8 delayed", {"precision": "fp8", "recipe": "delayed"}, "float8_e5m2", "-."),
     ),
 }
 
@@ -62,7 +71,8 @@ class RecordedRun:
     """A run, as a page needs it.
 
     name: its variant's. seed. losses: (last step, mean training loss) for every 25 steps. validations: (step,
-    validation loss). skipped: the number of steps that were skipped.
+    validation loss). skipped: the number of steps that were skipped. sample: what the model wrote at the end, if it was
+    asked to.
     """
 
     name: str
@@ -70,14 +80,15 @@ class RecordedRun:
     losses: list[tuple[int, float]]
     validations: list[tuple[int, float]]
     skipped: int
+    sample: str = ""
 
     @classmethod
-    def of(cls, name: str, seed: int, records: Sequence[dict]) -> RecordedRun:
-        """From the log of a run, a dict for each step."""
+    def of(cls, name: str, seed: int, records: Sequence[dict], sample: str = "") -> RecordedRun:
+        """From the log of a run, a dict for each step, and what it wrote."""
         parts = [records[first : first + EVERY] for first in range(0, len(records), EVERY)]
         losses = [(part[-1]["step"], round(statistics.fmean(each["loss"] for each in part), 4)) for part in parts]
         validations = [(each["step"], round(each["val_loss"], 5)) for each in records if "val_loss" in each]
-        return cls(name, seed, losses, validations, sum(bool(each["skipped"]) for each in records))
+        return cls(name, seed, losses, validations, sum(bool(each["skipped"]) for each in records), sample)
 
     @property
     def final(self) -> float:
@@ -141,7 +152,7 @@ class LongRuns:
             ends: dict[str, tuple[float, float, str, str]] = {}
             for run in self.runs:
                 variant = variants[run.name]
-                color, line = plots.color_of(variant.fmt), "--" if variant.dashed else "-"
+                color, line = plots.color_of(variant.fmt), variant.line
                 axes.plot(*zip(*run.losses, strict=True), color=color, linestyle=line, linewidth=0.8, alpha=0.6)
                 axes.plot(*zip(*run.validations, strict=True), color=color, linestyle=line, marker="o", markersize=3.5)
                 ends.setdefault(run.name, (*run.validations[-1], run.name, color))
@@ -178,7 +189,7 @@ def long_runs(chapter: str) -> LongRuns:
     name = _chapter(chapter)
     kept = json.loads(path_of(name).read_text(encoding="utf-8"))
     runs = [
-        RecordedRun(each["name"], each["seed"], _pairs(each["losses"]), _pairs(each["validations"]), each["skipped"])
+        RecordedRun(**{**each, "losses": _pairs(each["losses"]), "validations": _pairs(each["validations"])})
         for each in kept["runs"]
     ]
     return LongRuns(kept["chapter"], kept["made_with"], runs)
@@ -196,10 +207,11 @@ def _pairs(values: list[list]) -> list[tuple[int, float]]:
 
 
 def record(
-    chapter: str, seeds: Sequence[int] = SEEDS, out: Path | None = None, say: Callable[[str], None] = print, **changes
+    chapter: str, seeds: Sequence[int] = (), out: Path | None = None, say: Callable[[str], None] = print, **changes
 ) -> LongRuns:
     """Train every variant of a chapter with every seed, and write what a page shows of them to `out`.
 
+    seeds: default: the chapter's own in `SEEDS`.
     Each run is `work/runs/<chapter's number>-<variant>-<seed>`: one that was stopped goes on, one that is whole is
     taken as it is. changes: to the settings of all of them (steps, say). out: default: the file that the page reads.
     """
@@ -211,13 +223,13 @@ def record(
 
     name, corpus = _chapter(chapter), load_corpus(say)
     runs = []
-    for seed in seeds:
+    for seed in seeds or SEEDS[name]:
         for variant in VARIANTS[name]:
             told = settings("baby", **{"seed": seed, "sample": 0, "threads": 1, **variant.changes, **changes})
             result = train(told, f"{name[:2]}-{variant.slug}-{seed}", resume=True, corpus=corpus, say=say)
             if result.stopped:
                 raise KeyboardInterrupt
-            runs.append(RecordedRun.of(variant.name, seed, result.records))
+            runs.append(RecordedRun.of(variant.name, seed, result.records, result.sample))
             say(f"{variant.name}, seed {seed}: validation loss {runs[-1].final:.4f}")
     runs.sort(key=lambda run: [each.name for each in VARIANTS[name]].index(run.name))
     made_with = {"text": corpus.name, "torch": str(torch.__version__), "threads": 1, "steps": told.steps,
