@@ -88,8 +88,11 @@ def _class_method(name: str, method: str) -> Callable:
     return lambda *args, **kwargs: getattr(current(name), method)(*args, **kwargs)
 
 
-def current(name: str) -> Callable:
-    """The function that runs for a blank now: the learner's, else a supplied one. Raises AnswerError."""
+def current(name: str, say: bool = True) -> Callable:
+    """The function that runs for a blank now: the learner's, else a supplied one. Raises AnswerError.
+
+    say: print whose it is, where it is not the learner's, once until an answer changes.
+    """
     if name in FILLED:
         return FILLED[name]
     if name not in SUPPLIED:
@@ -97,18 +100,29 @@ def current(name: str) -> Callable:
 
         supplied = supply(name)
         if supplied.origin in ("reference", "oracle"):
-            print(supplied.line)
+            _UNSAID[name] = supplied.line
         SUPPLIED[name] = supplied.function
+    if say and name in _UNSAID:
+        print(_UNSAID.pop(name))
     return SUPPLIED[name]
+
+
+_UNSAID: dict[str, str] = {}  # what stands in for a blank, and has only been called by what stands in for another one
 
 
 def install(name: str, function: Callable) -> None:
     """Make `function` what runs for a blank, here and wherever the package calls it."""
     FILLED[name] = function
-    SUPPLIED.clear()  # what was supplied may have been built on the blank that changed
+    forget_supplied()
     setattr(sys.modules[f"lowprec_lab.{BLANKS[name].module}"], name, function)
     if "torch._dynamo" in sys.modules:  # compiled code still holds the old function, and refills use up its limit
         sys.modules["torch._dynamo"].reset()
+
+
+def forget_supplied() -> None:
+    """Have everything that stands in for a blank looked up again: it may be built on an answer that changed."""
+    SUPPLIED.clear()
+    _UNSAID.clear()
 
 
 def blank_of(thing: object) -> Blank | None:

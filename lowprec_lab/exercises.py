@@ -24,6 +24,7 @@ from lowprec_lab.limits import TookTooLongError, time_limit
 from lowprec_lab.sources import (
     AnswerError,
     Source,
+    found_when_used,
     ipython_shell,
     is_untouched,
     last_cell_defining,
@@ -157,6 +158,8 @@ def _plain(parameters: list[inspect.Parameter]) -> str:
 def supply(name: str) -> Supply:
     """What runs for a blank now: the answer filled in this kernel, the saved one, the reference, the exact oracle.
 
+    A reference that stands in runs on the learner's answers to earlier exercises.
+
     Raises AnswerError that names the exercise and the page when there is none of them.
     """
     load_chapters()
@@ -166,8 +169,10 @@ def supply(name: str) -> Supply:
     saved = _saved(target)
     if saved is not None:
         return saved
-    if reference_source(name) is not None:
-        return Supply(reference(name), "reference", f"reference: {name} (exercise {target.exercise})")
+    source = reference_source(name)
+    if source is not None:
+        function = load(source, target, _quietly_in_use, f"reference: {name}")
+        return Supply(function, "reference", f"reference: {name} (exercise {target.exercise})")
     registry.load_graders()
     if name in registry.ORACLES:
         return Supply(
@@ -177,6 +182,14 @@ def supply(name: str) -> Supply:
         f"{name} is not written yet: it is exercise {target.exercise}, on the page {target.page}. "
         f"Open it with `lowprec-lab open {target.chapter.number}`."
     )
+
+
+def _quietly_in_use(name: str) -> Callable:
+    """What a reference calls for an earlier exercise when it stands in for a later one: the learner's, if there is one.
+
+    (A reference that judges is built on references alone: `sources.reference`.)
+    """
+    return found_when_used(name, lambda name: blanks.current(name, say=False))
 
 
 def _saved(target: Blank) -> Supply | None:

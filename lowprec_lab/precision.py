@@ -103,19 +103,35 @@ class Float8(Precision):
     def __init__(self, device: str, compiled: bool, recipe: str, skip: tuple[str, ...], rows: int) -> None:
         if recipe not in recipes.NAMES:
             raise PrecisionError(f"there is no recipe {recipe!r}. The recipes are: {', '.join(recipes.NAMES)}")
-        super().__init__(f"FP8 is by {_whose(recipe)}. Its products are emulated, and the rest is FP32.")
+        super().__init__(f"It is by {_whose(recipe)}. Its products are emulated, and the rest is FP32.")
         self._recipe, self._skip, self._rows, self._compiled = recipe, skip, rows, compiled
         self._scalings: dict[str, object] = {}
         self.converted: list[str] = []
 
     def convert(self, model: nn.Module) -> None:
+        linear = sum(isinstance(module, nn.Linear) for module in model.modules())
         skip = [text for text in self._skip if text != "small"]
         if "small" in self._skip:
             skip += recipes.too_small(model, self._recipe, self._rows)
         self.converted = recipes.convert_to_float8(model, self._recipe, tuple(skip))
+        if not self.converted:
+            raise PrecisionError(
+                f"no layer is left for FP8: {', '.join(self._skip)} is to be skipped. Name fewer layers in --skip (none: all "
+                "are converted), or train in bf16"
+            )
+        self.note = f"{len(self.converted)} of {linear} linear layers compute in FP8. {self.note}"
         self._scalings = recipes.scalings_of(model)
-        if self._compiled and self.converted:
-            self._run_once(model.get_submodule(self.converted[0]))
+        if self._compiled:
+            self._prepare(model)
+
+    def _prepare(self, model: nn.Module) -> None:
+        """Whatever a compiler could not follow is done before, or left out of what it compiles."""
+        layers = [model.get_submodule(name) for name in self.converted]
+        self._run_once(layers[0])
+        if self._scalings:  # each layer has a history of its own, and would be compiled for itself
+            for layer in layers:
+                layer.forward = torch.compiler.disable(layer.forward)
+            self.note += " Layers with delayed scales are not compiled."
 
     def _run_once(self, layer: nn.Module) -> None:
         """Everything that stands in for an exercise is found now: a compiler could not follow the search."""
@@ -165,9 +181,10 @@ def _whose(recipe: str) -> str:
     except AnswerError as error:
         raise PrecisionError(f"FP8 is made of your answers, and one is missing: {error}") from error
     origins: dict[str, list[str]] = {}
+    blanks.forget_supplied()  # an answer may have been saved since something stood in for it
     for name, each in supplied.items():
         if each.origin != "yours":  # what is filled in runs already
-            blanks.SUPPLIED.setdefault(name, each.function)
+            blanks.SUPPLIED[name] = each.function
         origins.setdefault(each.origin, []).append(name)
     words = {"yours": "your", "saved": "your saved", "reference": "the reference's", "oracle": "the exact oracle's"}
     return "; ".join(f"{words.get(origin, origin)} {', '.join(names)}" for origin, names in origins.items())

@@ -281,10 +281,10 @@ def _reference_later(user: str) -> Callable[[str], Callable]:
             raise AnswerError(f"{user} calls {name}, and no reference answer for {name} is installed")
         return function
 
-    return lambda name: _found_when_used(name, find)
+    return lambda name: found_when_used(name, find)
 
 
-def _found_when_used(name: str, find: Callable[[str], Callable]) -> Callable:
+def found_when_used(name: str, find: Callable[[str], Callable]) -> Callable:
     """A function that stands in for a blank, and finds it when it is first called, or first inherited from."""
     found: list[Callable] = []  # kept here, so that torch.compile can follow a second call
 
@@ -322,6 +322,6 @@ def earlier_answers(sources: Mapping[str, Source]) -> Callable[[str], Callable]:
         return load(sources[name], BLANKS[name], earlier, f"reference: {name}")
 
     def earlier(name: str) -> Callable:
-        return _found_when_used(name, find)
+        return found_when_used(name, find)
 
     return earlier

@@ -56,13 +56,13 @@ class Trainer:
         self.precision = precision(
             settings.precision, self.device.type, compiled, settings.recipe, settings.skipped, rows
         )
-        if self.precision.note:
-            say(self.precision.note)
         self.scaler = loss_scaler(settings.scale_setting, say)
         self._skips = getattr(self.scaler, "checks", True)
         torch.manual_seed(settings.seed)
         self.model = GPT(config_of(settings, len(corpus.vocabulary))).to(self.device)
         self.precision.convert(self.model)
+        if self.precision.note:
+            say(self.precision.note)
         self.optimizer = make_optimizer(self.model, settings)
         self._forward = torch.compile(self.model) if compiled else self.model
         if self.world > 1:

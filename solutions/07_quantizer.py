@@ -271,11 +271,10 @@ check(quantize)
 @fill
 def dequantize(q):
     ### BEGIN SOLUTION
-    if q.fmt.torch_dtype is not None and q.fmt.torch_dtype.itemsize == 1 and q.fmt.signed:
-        values = q.codes.view(q.fmt.torch_dtype).float()  # torch knows these codes, and a compiler can fuse it
-    else:
-        table = values_of(decode, q.fmt, q.codes.device)
-        values = table.index_select(0, q.codes.reshape(-1).int()).view(q.codes.shape)
+    table = values_of(decode, q.fmt, q.codes.device)
+    if q.scale.numel() == 1:  # each of the few values is divided once, and not each of the many elements
+        return (table / q.scale).index_select(0, q.codes.reshape(-1).int()).view(q.codes.shape).to(q.dtype)
+    values = table.index_select(0, q.codes.reshape(-1).int()).view(q.codes.shape)
     return (values / spread(q.scale, q.granularity, q.codes.shape)).to(q.dtype)
     ### END SOLUTION
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowprec_lab import devices, exercises, fused, precision
+from lowprec_lab import devices, exercises, fused, precision, recipes
 from lowprec_lab.formats import FP16
 from lowprec_lab.gpt import GPT, GPTConfig
 from lowprec_lab.precision import ConstantScale, EmulatedFP16, PrecisionError, loss_scaler, straight
@@ -175,3 +175,90 @@ def test_settings_of_the_scale():
 
 def test_fp16_of_the_formats_is_what_is_emulated():
     assert FP16.torch_dtype == torch.float16
+
+
+# FP8
+
+
+class Counted(nn.Module):
+    """A model with a layer that 16 divides, one that it does not, and one that is named like a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.odd, self.head = nn.Linear(32, 16), nn.Linear(16, 5), nn.Linear(5, 16)
+
+    def forward(self, x):
+        return self.head(self.odd(self.up(x)))
+
+
+@pytest.mark.parametrize(
+    ("skip", "converted"),
+    [(("head",), ["up", "odd"]), ((), ["up", "odd", "head"]), (("up", "head"), ["odd"]), (("o",), ["up", "head"])],
+)
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+def test_fp8_converts_what_is_not_skipped(recipe, skip, converted):
+    made, model = precision.precision("fp8", recipe=recipe, skip=skip), Counted()
+    before = dict(model.named_parameters())
+    made.convert(model)
+    assert made.converted == converted
+    assert made.note.startswith(f"{len(converted)} of 3 linear layers compute in FP8. It is by the reference's ")
+    assert all(each is before[name] for name, each in model.named_parameters())
+    changed = [name for name, module in model.named_modules() if name and type(module) is not nn.Linear]
+    assert changed == converted
+    assert len(made.state_dict()) == (3 * len(converted) if recipe == "delayed" else 0)
+
+
+def test_fp8_with_nothing_left_says_so():
+    with pytest.raises(PrecisionError, match="no layer is left for FP8: up, odd, head is to be skipped"):
+        precision.precision("fp8", skip=("up", "odd", "head")).convert(Counted())
+
+
+def test_layers_that_no_gpu_is_faster_with_can_be_skipped():
+    made = precision.precision("fp8", skip=("small",), rows=64)
+    with pytest.raises(PrecisionError, match="no layer is left for FP8: small is to be skipped"):
+        made.convert(nn.Sequential(nn.Linear(32, 16)))
+    large = nn.Sequential(nn.Linear(32, 16), nn.Linear(4112, 1040, device="meta"))
+    made.convert(large)
+    assert made.converted == ["1"]
+
+
+def test_fp8_of_an_unknown_recipe():
+    with pytest.raises(PrecisionError, match="no recipe 'rowise'. The recipes are: tensorwise, rowwise, rowwise_with_"):
+        precision.precision("fp8", recipe="rowise")
+
+
+def test_fp8_without_an_answer_names_the_exercise(monkeypatch):
+    def nobody(name):
+        raise exercises.AnswerError("quantize is not written yet: it is exercise 7.3")
+
+    monkeypatch.setattr(exercises, "supply", nobody)
+    with pytest.raises(PrecisionError, match="FP8 is made of your answers, and one is missing: quantize is not writt"):
+        precision.precision("fp8")
+
+
+def test_delayed_scales_move_after_a_step_and_come_back_from_a_checkpoint():
+    made, model = precision.precision("fp8", recipe="delayed"), Counted()
+    made.convert(model)
+    x = torch.randn(4, 32)
+    model(x).sum().backward()
+    first = made.state_dict()["up x"]
+    assert first["scale"] == 1
+    assert first["history"][0] == x.abs().max()
+    made.after_step()
+    state = made.state_dict()
+    assert state["up x"]["scale"] == torch.div(torch.tensor(448.0), x.abs().max())
+    model.eval()(x * 100)
+    assert all(torch.equal(made.state_dict()["up x"][key], state["up x"][key]) for key in state["up x"])  # validation
+    other = precision.precision("fp8", recipe="delayed")
+    other.convert(Counted())
+    other.load_state_dict(state)
+    assert str(other.state_dict()) == str(state)
+
+
+def test_everything_in_bf16():
+    made, model = precision.precision("pure_bf16"), Counted()
+    made.convert(model)
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    with made.context():
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
