@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace  # noqa: F401 (answers find it here)
 
 import torch
 from torch import Tensor, nn

@@ -120,6 +120,7 @@ def delayed_linear(x, weight, scalings, record=True):
         def forward(ctx, rows, weight):
             x8, weight8 = scaling_x.quantize(rows, record), scaling_weight.quantize(weight, record)
             ctx.save_for_backward(x8.codes, x8.scale, weight8.codes, weight8.scale)
+            ctx.formats = x8.fmt, weight8.fmt
             return float8_matmul(x8, transpose(weight8))
 
         @staticmethod
@@ -128,10 +129,10 @@ def delayed_linear(x, weight, scalings, record=True):
             gradient8 = scaling_gradient.quantize(gradient, record)
             grad_x = grad_weight = None
             if ctx.needs_input_grad[0]:
-                weight8 = Quantized(weight_codes, weight_scale, scaling_weight.fmt, "tensor", gradient.dtype)
+                weight8 = Quantized(weight_codes, weight_scale, ctx.formats[1], "tensor", gradient.dtype)
                 grad_x = float8_matmul(gradient8, weight8)
             if ctx.needs_input_grad[1]:
-                x8 = Quantized(x_codes, x_scale, scaling_x.fmt, "tensor", gradient.dtype)
+                x8 = Quantized(x_codes, x_scale, ctx.formats[0], "tensor", gradient.dtype)
                 grad_weight = float8_matmul(transpose(gradient8), x8)
             return grad_x, grad_weight
 
