@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace  # noqa: F401 (answers find it here)
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -369,14 +369,15 @@ class _RefusedError(Exception):
 def converted(function: Callable, kind: str, recipe: str, *skip: str) -> tuple[str, ...]:
     """In words: what comes back from converting a model of a kind, the layers in it, its parameters, its ties.
 
-    kind: one of `MODELS`. skip: nothing for the default; "nothing" for an empty tuple.
+    kind: one of `MODELS`. recipe: a name, or "your own" for a Recipe that is in no list. skip: nothing for the default;
+    "nothing" for an empty tuple.
     """
     model = MODELS[kind]()
     names, parameters = list(model.state_dict()), list(model.parameters())
     with _stand_ins():
         try:
             given = {"skip": () if skip == ("nothing",) else skip} if skip else {}
-            found = function(model, recipe, **given)
+            found = function(model, _OWN_RECIPE if recipe == _OWN_RECIPE.name else recipe, **given)
             said = "converted " + (", ".join(map(str, found)) or "nothing")
         except ValueError as error:
             listed = [name for name in NAMES if name in str(error)]
@@ -393,6 +394,9 @@ def converted(function: Callable, kind: str, recipe: str, *skip: str) -> tuple[s
         "; ".join(f"{name or 'itself'} {objects.index(layer) + 1} {_kind_of(layer)}" for name, layer in layers.items()),
         f"parameters: {'the same ones' if same and list(model.state_dict()) == names else 'other ones'}",
     )
+
+
+_OWN_RECIPE = replace(RECIPES["rowwise"], name="your own")
 
 
 def _kind_of(layer: nn.Module) -> str:

@@ -17,7 +17,7 @@ from lowprec_lab.formats import E2M1, E4M3, E4M3FNUZ, E5M2, Format
 from lowprec_lab.graders import float8_linear_oracle as products
 from lowprec_lab.graders import recipes_oracle as exact
 from lowprec_lab.graders import rounding_oracle
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 from lowprec_lab.recipes import (
     NAMES,
     converted,
@@ -703,8 +703,8 @@ def _compare_models(answer, case, *settings: str) -> None:
 
 @check_for("convert_to_float8", weight=2)
 def models_by_every_recipe(answer, case):
-    """A model of several levels, and one whose last layer is tied to its embedding; the four recipes."""
-    for kind, recipe in itertools.product(("nested", "tied"), NAMES):
+    """A model of several levels, and one whose last layer is tied to its embedding; the four recipes, and your own."""
+    for kind, recipe in itertools.product(("nested", "tied"), (*NAMES, "your own")):
         _compare_models(answer, case, kind, recipe)
 
 
@@ -1191,3 +1191,53 @@ def the_other_sign(run, baseline):
         return 1 - mine / other
 
     return _gap(run, baseline, share=share)
+
+
+# --- the page's questions ---------------------------------------------------------------------------------------------
+
+question_for(
+    "10.A",
+    True,
+    "True: isinstance is true of subclasses. The layer inside of nn.MultiheadAttention is one, and becomes a "
+    "Float8Linear; yours stays. (nn.MultiheadAttention never calls it: it takes its weight. So nothing is won either.)",
+    "Which test of the class does the traversal make: isinstance, or the type itself?",
+    {False: "`type(module) is nn.Linear` would say no. Is that what stands there?"},
+)
+question_for(
+    "10.B",
+    False,
+    "False: a layer cannot take its own place. A new one is returned, and who does not look at it goes on with the old "
+    "one. Your convert_to_float8 raises ValueError instead.",
+    "What happens at the top of swap_linear_layers, before anything is traversed?",
+    {True: "That holds for a layer inside of a model. What replaces the model itself?"},
+)
+question_for(
+    "10.C",
+    112.0,
+    "112, which is 448 / 4: fmaxf gives the other number where one of the two is NaN. Yours keeps the scale it has.",
+    "C's fmaxf(2, NaN) is 2. So which numbers are left, and what is 448 divided by the largest of them?",
+    {
+        224.0: "2 is not the largest of the history: there is a 4 as well.",
+        1.0: "That is what yours does: the NaN wins, and the scale stays.",
+    },
+)
+question_for(
+    "10.D",
+    8,
+    "8: four linear layers in each of the two blocks. The head was skipped, and embedding, positions and norms are "
+    "still the tensors that the optimizer holds.",
+    "Which layers were given a weight of their own? Compare both lists of parameters by `is`, or count the layers.",
+    {9: "The head was skipped: it still has the weight of the embedding.", 4: "A block has four. And the model?"},
+)
+question_for(
+    "10.E",
+    16,
+    "16: the step in which it is recorded still has the old scale; after it the outlier is in one of the 16 places for "
+    "16 updates, and the scales of the 16 steps that follow come from it.",
+    "Count the steps in the picture whose scale is low. Is the outlier's own step among them?",
+    {
+        15: "It is in the history for one step more: the largest is taken before the oldest is dropped.",
+        17: "The outlier's own step is cast with the scale from before.",
+        1024: "That is the usual length. Here it is 16.",
+    },
+)

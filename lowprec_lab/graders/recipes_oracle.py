@@ -279,7 +279,7 @@ def converted_by(
     places=places_of,
 ) -> list[str]:  # fmt: skip
     """linear, skipped, layer, places: the steps; check, root: whether errors come before anything else."""
-    if check and not (isinstance(recipe, str) and recipe in NAMES):
+    if check and isinstance(recipe, str) and recipe not in NAMES:
         raise ValueError(f"no recipe {recipe!r}: there are {', '.join(NAMES)}")
     if root and is_linear(model):
         raise ValueError("a linear layer cannot be replaced in itself")
