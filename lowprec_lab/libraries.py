@@ -220,6 +220,21 @@ def torchao_linear(linear: nn.Linear, recipe: str) -> nn.Module:
     return kind.from_float(linear, config=dataclasses.replace(config, emulate=True))
 
 
+def torchao_training(model: nn.Module, recipe: str, skip: tuple[str, ...] = ("head",)) -> nn.Module:
+    """`model` after torchao's `convert_to_float8_training`, its products emulated; AbsentError as above.
+
+    skip: linear layers with one of these texts in their name stay.
+    """
+    _torchao_float8()
+    config = importlib.import_module("torchao.float8.config").Float8LinearConfig.from_recipe_name(recipe)
+    convert = importlib.import_module("torchao.float8.float8_linear_utils").convert_to_float8_training
+    return convert(
+        model,
+        module_filter_fn=lambda layer, name: not any(text in name for text in skip),
+        config=dataclasses.replace(config, emulate=True),
+    )
+
+
 @functools.lru_cache(maxsize=1)
 def _torchao_float8() -> tuple:
     before = logging.root.manager.disable

@@ -175,7 +175,9 @@ def _whose(recipe: str) -> str:
 
     names = ["convert_to_float8", "absmax", "scale_for", "quantize", "dequantize", "float8_matmul"]
     delayed = ["delayed_update", "DelayedScaling", "delayed_linear"]
-    names += delayed if recipe == recipes.DELAYED else ["float8_linear_forward", "float8_linear_backward", "Float8Linear"]
+    names += (
+        delayed if recipe == recipes.DELAYED else ["float8_linear_forward", "float8_linear_backward", "Float8Linear"]
+    )
     try:
         supplied = {name: supply(name) for name in names}
     except AnswerError as error:
@@ -244,8 +246,8 @@ def straight(round_: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def precision(
-    name: str, device: str = "cpu", compiled: bool = False, recipe: str = "tensorwise", skip: tuple[str, ...] = ("head",),
-    rows: int = 0,
+    name: str, device: str = "cpu", compiled: bool = False, recipe: str = "tensorwise",
+    skip: tuple[str, ...] = ("head",), rows: int = 0,
 ) -> Precision:  # fmt: skip
     """The precision called `name`, one of PRECISIONS, on a kind of device ("cpu", "cuda", "mps").
 

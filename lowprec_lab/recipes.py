@@ -12,11 +12,15 @@ the loss to BF16 below 0.25 %).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from lowprec_lab import fused
 from lowprec_lab.blanks import blank
 from lowprec_lab.float8_linear import (  # noqa: F401 (answers find transpose here)
     RECIPES,
@@ -28,8 +32,9 @@ from lowprec_lab.float8_linear import (  # noqa: F401 (answers find transpose he
     transpose,
     why_not_float8,
 )
+from lowprec_lab.float8_linear import _Products as _Counted
 from lowprec_lab.formats import E4M3, E5M2, Format
-from lowprec_lab.quantizer import Quantized
+from lowprec_lab.quantizer import Quantized, one_nan
 
 DELAYED = "delayed"
 NAMES = (*RECIPES, DELAYED)
@@ -62,7 +67,7 @@ class DelayedScaling:
     """
 
     def __init__(self, fmt: Format, length: int = 1024, margin: int = 0, algo: str = "max") -> None:
-        """fmt: the format that is cast to, one with a sign and at most 8 bits. The others: as in `delayed_update`."""
+        """fmt: the format that is cast to, with a sign, a NaN, at most 8 bits. The others: as in `delayed_update`."""
 
     def quantize(self, x: Tensor, record: bool = True) -> Quantized:
         """The codes of x by the scale that stands, and one scale for the tensor; granularity "tensor".
@@ -103,7 +108,7 @@ def padded_linear(x: Tensor, weight: Tensor, linear: Callable[[Tensor, Tensor], 
     """`linear(x, weight)` for sizes that it does not take: with zeros around, and without what they gave.
 
     x: (..., K); weight: (N, K). linear: takes matrices (M, K) and (N, K) and returns (M, N); M, K and N have to be
-    multiples of `multiple`, for its gradients too. It is called once.
+    multiples of `multiple`, for its gradients too. It is called once, with the least such sizes.
     Returns: (..., N), what `linear` would give without that restriction; gradients flow to x and weight.
     """
 
@@ -133,8 +138,9 @@ def training_step(
     """One step of training: gradients of several batches, clipped together, used once; then the scales move on.
 
     model: `model(x, y)` returns (logits, loss). batches: (x, y) pairs, at least one; the gradient is that of the mean
-    of their losses. clip: gradients whose norm, all together, is above it are scaled down to it (0: never).
-    The optimizer steps only if that norm is finite. In either case no parameter keeps a gradient, and every one of the
+    of their losses, and of nothing that was there before. clip: gradients whose norm, all together, is above it are
+    scaled down to it, to five digits (0: never). optimizer: has all parameters of the model.
+    It steps only if that norm is finite. In either case no parameter keeps a gradient, and after that every one of the
     scalings is updated, once.
     Returns: (the mean loss, the norm before clipping).
     """
@@ -149,6 +155,398 @@ def loss_gap(run: tuple[tuple[int, float], ...], baseline: tuple[tuple[int, floa
     Returns: (mean of those shares, its standard error: their sample standard deviation over the root of their number;
     NaN for a single one), in float64. ValueError where no seed is in both.
     """
+
+
+# --- scenarios: what a check drives an answer with, beside plain calls ------------------------------------------------
+
+
+def steps_of(function: Callable, amaxes: Tensor, length: int, fmt: Format, margin: int, algo: str) -> Tensor:
+    """The scale that each step casts with, by an update after every one. amaxes: (steps,), what each step records."""
+    history, scale, used = torch.zeros(length), torch.tensor(1.0), []
+    for amax in amaxes:
+        used.append(scale)
+        history[0] = amax
+        history, scale = function(history.clone(), scale, fmt, margin, algo)
+    return torch.stack(used)
+
+
+def update_refuses(function: Callable, algo: str, length: int) -> str:
+    """In words: the error of an update by this algo, and which ones its text lists."""
+    try:
+        function(torch.ones(length), torch.tensor(1.0), E4M3, 0, algo)
+    except ValueError as error:
+        listed = [name for name in ("max", "most_recent") if f"{name}" in str(error).replace(repr(algo), "")]
+        return f"ValueError that lists {' and '.join(listed) or 'nothing'}"
+    return "no error"
+
+
+def scaling_steps(
+    function: Callable, x: Tensor, record: str, fmt: Format, length: int, margin: int, algo: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes, the scale of each quantized batch, the history after each update) of a DelayedScaling.
+
+    x: (steps, batches, n). record: "r" or "-" for each batch of a step, whether it is recorded. All codes that mean NaN
+    become one of them.
+    """
+    made = function(fmt, length, margin, algo)
+    codes, scales, histories = [], [], []
+    for step in x:
+        for batch, recorded in zip(step, record, strict=True):
+            q = made.quantize(batch.clone(), recorded == "r")
+            codes.append(one_nan(q.codes, fmt))
+            scales.append(q.scale.clone())
+        made.update()
+        histories.append(made.history.clone())
+    return torch.stack(codes).reshape(x.shape), torch.stack(scales).reshape(x.shape[:2]), torch.stack(histories)
+
+
+def scaling_resumed(
+    function: Callable, before: Tensor, after: Tensor, fmt: Format, length: int, margin: int, algo: str
+) -> tuple[Tensor, Tensor]:
+    """(scale, history) after each step of `after`, of a DelayedScaling that goes on where another stood after `before`.
+
+    Between the two the first one lives on, for as many steps as its history is long.
+    """
+    first, second = (function(fmt, length, margin, algo) for _ in range(2))
+    for x in before:
+        _one_step(first, x)
+    state = first.state_dict()
+    for _ in range(length):
+        _one_step(first, torch.tensor([7.0]))
+    scale, history, rows = second.scale, second.history, []
+    second.load_state_dict(state)
+    for x in after:
+        _one_step(second, x)
+        rows.append((scale.clone(), history.clone()))  # those of the beginning: they stay the same tensors
+    return torch.stack([each for each, _ in rows]), torch.stack([each for _, each in rows])
+
+
+def _one_step(scaling: DelayedScaling, x: Tensor) -> None:
+    scaling.quantize(x.clone())
+    scaling.update()
+
+
+def scaling_facts(function: Callable, fmt: Format, length: int, dtype: torch.dtype) -> tuple[str, ...]:
+    """What can be seen of a DelayedScaling in two steps, in words. length: 0 leaves it out, and margin and algo too."""
+    made = function(fmt, length) if length else function(fmt)
+    history, scale = made.history, made.scale
+    new = bool((history == 0).all()) and float(scale) == 1.0
+    q = made.quantize(torch.full((2, 3), 0.5, dtype=dtype, requires_grad=True))
+    kind = f"{q.granularity!r} of {_short(q.dtype)}, codes {_short(q.codes.dtype)} {tuple(q.codes.shape)}"
+    made.update()
+    kept = float(q.scale) == 1.0
+    state = made.state_dict()
+    was = state["scale"].clone(), state["history"].clone()
+    _one_step(made, torch.tensor([8.0]))
+    same = made.history is history and made.scale is scale
+    stays = torch.equal(was[0], state["scale"]) and torch.equal(was[1], state["history"])
+    made.quantize(torch.empty(0, 4, dtype=dtype))
+    first = f"{_short(history.dtype)} {tuple(history.shape)} and {_short(scale.dtype)} {tuple(scale.shape)}"
+    return (
+        f"history and scale {first}, {'0 and 1' if new else 'others than 0 and 1'} at first",
+        kind,
+        f"history and scale are {'the same tensors' if same else 'new tensors'} after a step",
+        f"a gradient is {'kept' if made.history.requires_grad or q.scale.requires_grad else 'not kept'}",
+        f"the scale of a result {'stays' if kept else 'changes'}",
+        f"a state {'stays' if stays else 'changes'}",
+        f"history[0] is {float(made.history[0]):g} after an empty tensor",
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def scaling_refuses(function: Callable, length: int, other: int) -> str:
+    """In words: the error for a state whose history is of another length, and which lengths its text has."""
+    try:
+        function(E4M3, length).load_state_dict(function(E4M3, other).state_dict())
+    except ValueError as error:
+        listed = [str(each) for each in (length, other) if str(each) in str(error)]
+        return f"ValueError with {' and '.join(listed) or 'neither length'}"
+    except RuntimeError:
+        return "RuntimeError"
+    return "no error"
+
+
+def delayed_step(
+    function: Callable, x: Tensor, weight: Tensor, gradient: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(output, gradient of x, gradient of weight) of a delayed_linear, with these three scales; 0 where none arrives.
+
+    Between forward and backward all scales become four times as large, as if an update had come too early.
+    """
+    scalings = _told_scalings(scales)
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    output = function(x, weight, scalings)
+    for scaling in scalings[:2]:
+        scaling.scale *= 4
+    if not output.requires_grad:
+        return output, torch.zeros_like(x), torch.zeros_like(weight)
+    found = torch.autograd.grad(output, (x, weight), gradient.to(output.dtype), allow_unused=True)
+    return output.detach(), *(
+        torch.zeros_like(leaf) if each is None else each for leaf, each in zip((x, weight), found, strict=True)
+    )
+
+
+def delayed_casts(function: Callable, rows: int, record: bool, frozen: str) -> str:
+    """In words: how often each scaling was asked to quantize, forward and backward, and how many products ran backward.
+
+    frozen: "x", "weight" or "": which of the two needs no gradient.
+    """
+    scalings = _told_scalings(torch.ones(3))
+    x, weight = torch.ones(rows, 2, requires_grad=frozen != "x"), torch.ones(3, 2, requires_grad=frozen != "weight")
+    output = function(x, weight, scalings, record)
+    forward = _casts_told(scalings)
+    with _Counted() as seen:
+        output.sum().backward()
+    arrived = [name for name, each in (("x", x), ("weight", weight)) if each.grad is not None]
+    return (
+        f"forward {forward}; then {_casts_told(scalings)}; {seen.count} products backward, "
+        f"gradients of {' and '.join(arrived) or 'nothing'}"
+    )
+
+
+def _told_scalings(scales: Tensor) -> tuple[_ToldScaling, ...]:
+    return tuple(_ToldScaling(fmt, scale.clone()) for fmt, scale in zip((E4M3, E4M3, E5M2), scales, strict=True))
+
+
+def _casts_told(scalings: Sequence[_ToldScaling]) -> str:
+    names = ("x", "weight", "grad_output")
+    told = [f"{name} {' '.join(each.casts) or 'none'}" for name, each in zip(names, scalings, strict=True)]
+    return ", ".join(told)
+
+
+class _ToldScaling:
+    """A DelayedScaling that writes down what happens to it, and whose numbers are given ones."""
+
+    def __init__(self, fmt: Format, scale: Tensor, say: Callable[[], None] = lambda: None) -> None:
+        self.fmt, self.scale, self.history = fmt, scale, torch.zeros(4)
+        self.casts: list[str] = []
+        self.update = say
+
+    def quantize(self, x: Tensor, record: bool = True) -> Quantized:
+        self.casts.append("recorded" if record else "cast")
+        codes = fused.encode_(x.detach().float().contiguous() * self.scale, self.fmt)
+        return Quantized(codes, self.scale.clone(), self.fmt, "tensor", x.dtype)
+
+
+def padded_step(
+    function: Callable, x: Tensor, weight: Tensor, gradient: Tensor, multiple: int
+) -> tuple[str, Tensor, Tensor, Tensor]:
+    """(what `linear` was given, in words; output; gradient of x; gradient of weight) of a padded_linear.
+
+    Where `linear` refuses its operands, the rest is NaN. A gradient that does not arrive is 0.
+    """
+    said: list[str] = []
+
+    def linear(a: Tensor, b: Tensor) -> Tensor:
+        if a.dim() != 2 or b.dim() != 2 or any(size % multiple for size in (*a.shape, *b.shape)):
+            said.append(f"refused {tuple(a.shape)} and {tuple(b.shape)}")
+            raise _RefusedError
+        counts = (int((padded != 0).sum()) - int((own != 0).sum()) for padded, own in ((a, x), (b, weight)))
+        said.append(f"{tuple(a.shape)} and {tuple(b.shape)}, {'zeros' if not any(counts) else 'other numbers'} around")
+        return a @ b.T
+
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    shape = (*x.shape[:-1], len(weight))
+    try:
+        output = function(x, weight, linear, multiple)
+    except _RefusedError:
+        nothing = (torch.full(each, torch.nan) for each in (shape, x.shape, weight.shape))
+        return "; ".join(said), *nothing
+    found = (None, None)
+    if output.requires_grad and output.shape == shape:
+        found = torch.autograd.grad(output, (x, weight), gradient, allow_unused=True)
+    gradients = (torch.zeros_like(a) if b is None else b for a, b in zip((x, weight), found, strict=True))
+    return "; ".join(said) or "nothing", output.detach(), *gradients
+
+
+class _RefusedError(Exception):
+    """What a product says of sizes that it does not take."""
+
+
+def converted(function: Callable, kind: str, recipe: str, *skip: str) -> tuple[str, ...]:
+    """In words: what comes back from converting a model of a kind, the layers in it, its parameters, its ties.
+
+    kind: one of `MODELS`. recipe: a name, or "your own" for a Recipe that is in no list. skip: nothing for the default;
+    "nothing" for an empty tuple.
+    """
+    model = MODELS[kind]()
+    names, parameters = list(model.state_dict()), list(model.parameters())
+    with _stand_ins():
+        try:
+            given = {"skip": () if skip == ("nothing",) else skip} if skip else {}
+            found = function(model, _OWN_RECIPE if recipe == _OWN_RECIPE.name else recipe, **given)
+            said = "converted " + (", ".join(map(str, found)) or "nothing")
+        except ValueError as error:
+            listed = [name for name in NAMES if name in str(error)]
+            said = "ValueError" + (f" that lists {', '.join(listed)}" if listed else "")
+    layers = {
+        name: layer for name, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, nn.Linear)
+    }
+    objects = list(dict.fromkeys(layers.values()))
+    same = len(parameters) == len(list(model.parameters())) and all(
+        one is other for one, other in zip(model.parameters(), parameters, strict=False)
+    )
+    return (
+        said,
+        "; ".join(f"{name or 'itself'} {objects.index(layer) + 1} {_kind_of(layer)}" for name, layer in layers.items()),
+        f"parameters: {'the same ones' if same and list(model.state_dict()) == names else 'other ones'}",
+    )
+
+
+_OWN_RECIPE = replace(RECIPES["rowwise"], name="your own")
+
+
+def _kind_of(layer: nn.Module) -> str:
+    if isinstance(layer, DelayedLinear):
+        return DELAYED
+    if isinstance(layer, (PaddedLinear, _StandIn)):
+        return f"{'padded ' if isinstance(layer, PaddedLinear) else ''}{layer.recipe.name}"
+    return "nn.Linear" if type(layer) is nn.Linear else "a subclass"
+
+
+class _StandIn(nn.Linear):
+    """In the place of a Float8Linear while conversion is judged: of no interest is what it computes."""
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, recipe: Recipe) -> _StandIn:
+        layer = cls(1, 1, bias=False)
+        layer.weight, layer.bias, layer.recipe = linear.weight, linear.bias, recipe
+        return layer.train(linear.training)
+
+
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """No exercise is needed for a layer: a mistake in one of them costs once."""
+    here = globals()
+    before = here["Float8Linear"], here["DelayedScaling"]
+    here["Float8Linear"], here["DelayedScaling"] = _StandIn, lambda fmt: _ToldScaling(fmt, torch.tensor(1.0))
+    try:
+        yield
+    finally:
+        here["Float8Linear"], here["DelayedScaling"] = before
+
+
+class _Own(nn.Linear):
+    """A linear layer that somebody changed."""
+
+
+def _nested() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.ModuleDict({"head_of_block": nn.Linear(32, 16)}))
+    return nn.ModuleDict(
+        {"first": nn.Linear(16, 16), "inner": inner, "head": nn.Linear(16, 17), "ahead": nn.Linear(8, 16)}
+    )
+
+
+def _tied() -> nn.Module:
+    model = nn.ModuleDict({"embedding": nn.Embedding(32, 16), "body": nn.Linear(16, 16), "out": nn.Linear(16, 32)})
+    model["out"].weight = model["embedding"].weight
+    return model
+
+
+def _shared() -> nn.Module:
+    layer, block = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+    return nn.ModuleDict({"up": layer, "block": block, "again": layer, "last": nn.Linear(16, 48), "twice": block})
+
+
+def _shared_with_head() -> nn.Module:
+    layer = nn.Linear(16, 16)
+    return nn.ModuleDict({"up": layer, "other": nn.Linear(16, 16), "head": nn.ModuleList([layer])})
+
+
+def _with_subclasses() -> nn.Module:
+    return nn.ModuleDict({"own": _Own(16, 16), "plain": nn.Linear(16, 16), "attention": nn.MultiheadAttention(16, 2)})
+
+
+# Models that are converted in checks, by what is special about them.
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "nested": _nested,
+    "tied": _tied,
+    "shared": _shared,
+    "shared with the head": _shared_with_head,
+    "subclasses": _with_subclasses,
+    "no linear layer": lambda: nn.Sequential(nn.Embedding(4, 16), nn.GELU()),
+    "a linear layer": lambda: nn.Linear(16, 16),
+    "a changed linear layer": lambda: _Own(16, 16),
+}
+
+
+def steps_told(function: Callable, x: Tensor, scalings: int, clip: float) -> tuple[str, ...]:
+    """In words, for each step: what happened in which order, what was returned, and whether gradients are left.
+
+    x: (steps, batches, n): the gradient that each batch has.
+    """
+    return tuple(_train(function, x, scalings, clip)[0])
+
+
+def gradients_used(function: Callable, x: Tensor, scalings: int, clip: float) -> Tensor:
+    """(steps, n): the gradient that the optimizer found in each step; NaN where it was not asked to step."""
+    return _train(function, x, scalings, clip)[1]
+
+
+def _train(function: Callable, x: Tensor, scalings: int, clip: float) -> tuple[list[str], Tensor]:
+    log: list[str] = []
+    model = _ToldModel(x.shape[-1], log)
+    optimizer = _ToldOptimizer(model.parameters(), log)
+    made = [
+        _ToldScaling(E4M3, torch.tensor(1.0), functools.partial(log.append, f"update {k + 1}")) for k in range(scalings)
+    ]
+    told, used = [], []
+    for number, step in enumerate(x):
+        log.clear()
+        optimizer.found = torch.full(step.shape[1:], torch.nan)
+        if number % 2:  # somebody has left gradients behind
+            for each in model.used():
+                each.grad = torch.ones_like(each)
+        batches = [(batch, torch.tensor(place)) for place, batch in enumerate(step, start=1)]
+        result = function(model, batches, optimizer, made, clip)
+        left = any(each.grad is not None and bool(each.grad.any()) for each in model.parameters())
+        told.append(f"{', '.join(log)}; {_returned(result)}{'; a gradient is left' if left else ''}")
+        used.append(optimizer.found)
+    return told, torch.stack(used)
+
+
+def _returned(result: object) -> str:
+    if not (type(result) is tuple and len(result) == 2):
+        return "no pair is returned"
+    return " and ".join(
+        f"{name} {value:.5g}" if isinstance(value, float) else f"a {type(value).__name__} for the {name}"
+        for name, value in zip(("loss", "norm"), result, strict=True)
+    )
+
+
+class _ToldModel(nn.Module):
+    """A loss whose gradient is x: the sum of x times n weights, two parameters that are all 1. A third is not used."""
+
+    def __init__(self, n: int, log: list[str]) -> None:
+        super().__init__()
+        self.idle = nn.Parameter(torch.ones(3))
+        self.one, self.other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(n - 2, 1))
+        self.log = log
+
+    def used(self) -> tuple[nn.Parameter, nn.Parameter]:
+        return self.one, self.other
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.log.append(f"batch {int(y)}")
+        products = torch.cat([each.flatten() for each in self.used()]) * x
+        return products, products.sum()
+
+
+class _ToldOptimizer(torch.optim.Optimizer):
+    """Writes down each step and what it found in it, and changes nothing."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], log: list[str]) -> None:
+        super().__init__(parameters, {})
+        self.log = log
+
+    def step(self, closure: object = None) -> None:
+        self.log.append("step")
+        found = [each.grad for group in self.param_groups for each in group["params"]][1:]
+        if all(each is not None for each in found):
+            self.found = torch.cat([each.detach().flatten() for each in found])
 
 
 # --- given: layers ----------------------------------------------------------------------------------------------------
@@ -225,7 +623,9 @@ class DelayedLinear(_Converted):
         layer = cls._of(linear)
         layer.scalings = tuple(DelayedScaling(fmt) for fmt in (E4M3, E4M3, E5M2))
         for scaling in layer.scalings:
-            scaling.history, scaling.scale = (each.to(linear.weight.device) for each in (scaling.history, scaling.scale))
+            scaling.history, scaling.scale = (
+                each.to(linear.weight.device) for each in (scaling.history, scaling.scale)
+            )
         return layer
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:

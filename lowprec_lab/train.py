@@ -90,8 +90,9 @@ def train(
     on_start: Callable[[Trainer], None] | None = None,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Train as `told`, in the folder `work/runs/<name>` (default: preset-precision, and the recipe of FP8), or in the folder of that path.
+    """Train as `told`, in the folder `work/runs/<name>`, or in the folder of that path.
 
+    name: default: preset-precision, and the recipe of FP8.
     resume: go on from the newest checkpoint, where there is one. overwrite: forget a run of that name. stop_at: stop
     after that step, with a checkpoint. corpus: the text; what `load_corpus` finds, when omitted. on_step: called with
     every line of the log; on_start: with the trainer before the first step (to hook something in).

@@ -46,13 +46,13 @@ def test_the_reference_passes_whatever_the_seed(name, seed):
 
 
 def fits(value, hint):
-    """Whether a value is exactly of the type that an annotation says; a model may be of any kind."""
+    """Whether a value is exactly of the type that an annotation says; a model or an optimizer may be of any kind."""
     kind, parts = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         return any(fits(value, part) for part in parts)
     if kind is list:
         return type(value) is list and all(fits(each, parts[0]) for each in value)
-    if kind is not None or hint in (object, Callable) or issubclass(hint, torch.nn.Module):
+    if kind is not None or hint in (object, Callable) or issubclass(hint, (torch.nn.Module, torch.optim.Optimizer)):
         return isinstance(value, kind or hint)
     return type(value) is hint
 
