@@ -155,10 +155,11 @@ def _plain(parameters: list[inspect.Parameter]) -> str:
 # --- supply -----------------------------------------------------------------------------------------------------------
 
 
-def supply(name: str) -> Supply:
+def supply(name: str, living: bool = False) -> Supply:
     """What runs for a blank now: the answer filled in this kernel, the saved one, the reference, the exact oracle.
 
-    A reference that stands in runs on the learner's answers to earlier exercises.
+    living: a reference that stands in is to run on the learner's answers to earlier exercises, and not on references
+    alone, as it does when it is compared with theirs.
 
     Raises AnswerError that names the exercise and the page when there is none of them.
     """
@@ -171,7 +172,7 @@ def supply(name: str) -> Supply:
         return saved
     source = reference_source(name)
     if source is not None:
-        function = load(source, target, _quietly_in_use, f"reference: {name}")
+        function = load(source, target, _quietly_in_use, f"reference: {name}") if living else reference(name)
         return Supply(function, "reference", f"reference: {name} (exercise {target.exercise})")
     registry.load_graders()
     if name in registry.ORACLES:
@@ -185,10 +186,7 @@ def supply(name: str) -> Supply:
 
 
 def _quietly_in_use(name: str) -> Callable:
-    """What a reference calls for an earlier exercise when it stands in for a later one: the learner's, if there is one.
-
-    (A reference that judges is built on references alone: `sources.reference`.)
-    """
+    """What runs for an earlier exercise, without a line on whose it is."""
     return found_when_used(name, lambda name: blanks.current(name, say=False))
 
 

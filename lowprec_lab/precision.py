@@ -179,7 +179,7 @@ def _whose(recipe: str) -> str:
         delayed if recipe == recipes.DELAYED else ["float8_linear_forward", "float8_linear_backward", "Float8Linear"]
     )
     try:
-        supplied = {name: supply(name) for name in names}
+        supplied = {name: supply(name, living=True) for name in names}
     except AnswerError as error:
         raise PrecisionError(f"FP8 is made of your answers, and one is missing: {error}") from error
     origins: dict[str, list[str]] = {}

@@ -273,7 +273,8 @@ def dequantize(q):
     ### BEGIN SOLUTION
     table = values_of(decode, q.fmt, q.codes.device)
     if q.scale.numel() == 1:  # each of the few values is divided once, and not each of the many elements
-        return (table / q.scale).index_select(0, q.codes.reshape(-1).int()).view(q.codes.shape).to(q.dtype)
+        table = table / q.scale.reshape(())
+        return table.index_select(0, q.codes.reshape(-1).int()).view(q.codes.shape).to(q.dtype)
     values = table.index_select(0, q.codes.reshape(-1).int()).view(q.codes.shape)
     return (values / spread(q.scale, q.granularity, q.codes.shape)).to(q.dtype)
     ### END SOLUTION
