@@ -14,7 +14,9 @@ products accumulate fast, and what the rowwise kernel writes).
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -65,7 +67,7 @@ def hardware_matmul(
         inverse_b = _padded(inverse_b.expand(1, n), (1,)).contiguous()
     # The rowwise kernels of older versions write bfloat16 alone; torchao's products take that way as well.
     writes = torch.bfloat16 if by_row else out_dtype
-    left, right = left.view(_dtype(a.fmt)), right.view(_dtype(b.fmt))
+    left, right = left.view(float8_dtype(a.fmt)), right.view(float8_dtype(b.fmt))
     product = _scaled_product(left, right, inverse_a, inverse_b, writes, fast_accumulation)
     return product[:, :n].to(out_dtype)
 
@@ -89,7 +91,8 @@ def _why_not_formats(a: Format, b: Format, by_row: bool) -> str:
     return ""
 
 
-def _dtype(fmt: Format) -> torch.dtype:
+def float8_dtype(fmt: Format) -> torch.dtype:
+    """torch's dtype for E4M3 or E5M2."""
     return torch.float8_e4m3fn if fmt == E4M3 else torch.float8_e5m2
 
 
@@ -104,27 +107,30 @@ def _column_major(x: Tensor) -> Tensor:
     return x if x.stride() == (1, x.shape[0]) else scaled_mm.to_column_major(x)
 
 
+_PUBLIC: list[bool] = []  # not empty inside `by_public_product`
+
+
 def _scaled_product(
     a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, out_dtype: torch.dtype, fast: bool
 ) -> Tensor:
-    """torch._scaled_mm, which torch's compiler knows in every version from 2.11 on; else its public successor."""
-    if hasattr(torch, "_scaled_mm"):
+    """torch._scaled_mm: its compiler knows it in every version, and its public successor in newer ones alone."""
+    if hasattr(torch, "_scaled_mm") and not _PUBLIC:
         return torch._scaled_mm(a, b, inverse_a, inverse_b, out_dtype=out_dtype, use_fast_accum=fast)
-    return public_product(a, b, inverse_a, inverse_b, out_dtype, fast)
-
-
-def public_product(
-    a: Tensor, b: Tensor, inverse_a: Tensor, inverse_b: Tensor, out_dtype: torch.dtype, fast: bool
-) -> Tensor:
-    """torch.nn.functional.scaled_mm, which is told what the scales mean and does not guess it from their shapes.
-
-    a: float8 (M, K), row-major; b: float8 (K, N), column-major. inverse_a, inverse_b: float32, 0-d, or (M, 1) and
-    (1, N). Returns: out_dtype, (M, N).
-    """
     from torch.nn.functional import ScalingType, scaled_mm
 
+    # It is told what the scales mean, and does not find it out from their shapes.
     kind = ScalingType.TensorWise if inverse_a.numel() == inverse_b.numel() == 1 else ScalingType.RowWise
     return scaled_mm(a, b, inverse_a, kind, inverse_b, kind, output_dtype=out_dtype, use_fast_accum=fast)
+
+
+@contextlib.contextmanager
+def by_public_product() -> Iterator[None]:
+    """Inside, products are those of torch.nn.functional.scaled_mm, which not every version has (ImportError then)."""
+    _PUBLIC.append(True)
+    try:
+        yield
+    finally:
+        _PUBLIC.pop()
 
 
 # --- a layer ----------------------------------------------------------------------------------------------------------
