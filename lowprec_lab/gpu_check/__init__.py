@@ -31,6 +31,7 @@ __all__ = ["SECONDS", "STAND_IN", "Check", "NoGPUError", "find_gpu", "stand_in"]
 SECONDS = 270.0  # of five minutes: importing, and the driver's first call, come on top
 STAND_IN = "LOWPREC_GPU_STAND_IN"  # for tests: where it is set, a CPU stands in for a GPU, and every size is tiny
 _FOR_RULES = 15.0
+_COUNTED = tuple((way, what) for way in ("eager", "compiled") for what in ("codes", "scales"))
 _GRACE = 15.0  # what a part that does not listen may take more, before the process is ended
 
 
@@ -76,10 +77,8 @@ class Check:
         parts = self.report["parts"]
         if not self.report["finished"] or any(part["status"] != "done" for part in parts.values()):
             return False
-        failed = any("failed" in each for model in _models(self.report) for each in [model, *_variants(model)])
-        counts = parts["products"]["codes"].values()
-        ways = [f"{way}_{what}" for way in ("eager", "compiled") for what in ("codes", "scales")]
-        return not failed and not any(each[way] for each in counts for way in ways)
+        differ = [each[f"{way}_{what}"] for each in parts["products"]["codes"].values() for way, what in _COUNTED]
+        return not _anywhere("failed", parts) and not any(differ)
 
     def save(self) -> None:
         """Write what is known, whole or not at all."""
@@ -178,32 +177,44 @@ def _machine_lines(found: dict) -> Iterator[str]:
 
 def _product_lines(found: dict) -> Iterator[str]:
     for name, counts in found.get("codes", {}).items():
-        differ = ", ".join(
-            f"{counts[f'{way}_codes'] + counts[f'{way}_scales']:,} {way}" for way in ("eager", "compiled")
-        )
-        yield f"{name}: of {counts['codes'] + counts['scales']:,} codes and scales differ {differ}"
+        total = counts.get("codes", 0) + counts.get("scales", 0)
+        differ = ", ".join(f"{counts.get(f'{way}_{what}', 0):,} {what} {way}" for way, what in _COUNTED)
+        yield _told(counts) or f"{name}: of {total:,}, these differ: {differ}"
     for each in found.get("products", []):
-        errors = ", ".join(f"{way} {each[way]['relative']:.1e}" for way in ("emulated", "slow", "fast"))
-        times = f"{each['slow']['milliseconds']:.3f} and {each['fast']['milliseconds']:.3f} ms"
-        yield f"{each['kind']} {each['shape']}: errors {errors}; {times}, BF16 {each['bf16_milliseconds']:.3f} ms"
+        name = f"{each['kind']} {' x '.join(map(str, each['shape']))}"
+        yield f"{name}: {_told(each) or _errors_and_times(each)}"
+    for name, each in found.get("layers", {}).items():
+        errors = (f"{way} {product} {value:.1e}" for way in each for product, value in each[way].items())
+        yield f"layer {name}, next to emulation: {_told(each) or ', '.join(errors)}"
+
+
+def _told(report: dict) -> str:
+    """Why something was not measured, or not to its end; "" if it was."""
+    return report.get("skipped") or report.get("failed") or ""
+
+
+def _errors_and_times(each: dict) -> str:
+    errors = ", ".join(f"{way} {each[way]['relative']:.1e}" for way in ("emulated", "slow", "fast"))
+    times = f"{each['slow']['milliseconds']:.3f} and {each['fast']['milliseconds']:.3f} ms"
+    return f"errors {errors}; {times}, BF16 {each['bf16_milliseconds']:.3f} ms; public product: {each['public']}"
 
 
 def _training_lines(found: dict) -> Iterator[str]:
     for name, model in found.items():
         if not isinstance(model, dict):
             continue
-        if "skipped" in model or "failed" in model:
-            yield f"{name}: {model.get('skipped') or model.get('failed')}"
+        if _told(model):
+            yield f"{name}: {_told(model)}"
         for variant, each in model.get("variants", {}).items():
-            if "milliseconds" in each:
-                said = (
-                    f"{each['milliseconds']:.1f} ms, {each['peak_gib']} GiB, ready in {each['compile_seconds']:.0f} s"
-                )
-            else:
-                said = each.get("skipped") or each.get("failed") or "not measured"
-            yield f"{name} {variant}: {said}"
+            yield f"{name} {variant}: {_told(each) or _speed(each)}"
         for ratio, value in model.get("times_as_fast", {}).items():
             yield f"{name} {ratio}: {value:.2f} times as fast"
+
+
+def _speed(each: dict) -> str:
+    if "milliseconds" not in each:
+        return "not measured"
+    return f"{each['milliseconds']:.1f} ms, {each['peak_gib']} GiB, compiled in {each['compile_seconds']:.0f} s"
 
 
 def _rule_lines(found: dict) -> Iterator[str]:
@@ -213,9 +224,8 @@ def _rule_lines(found: dict) -> Iterator[str]:
         yield f"{each['title']}: expected {each['expected']!r}, torch says {each['said']!r}"
 
 
-def _models(report: dict) -> list[dict]:
-    return [each for each in report["parts"]["training"].values() if isinstance(each, dict)]
-
-
-def _variants(model: dict) -> list[dict]:
-    return list(model.get("variants", {}).values())
+def _anywhere(key: str, value: object) -> bool:
+    """Whether a dict inside of this one, or of a list in it, has that key."""
+    if isinstance(value, dict):
+        return key in value or any(_anywhere(key, each) for each in value.values())
+    return isinstance(value, list) and any(_anywhere(key, each) for each in value)

@@ -14,6 +14,7 @@ from lowprec_lab.blanks import current
 from lowprec_lab.float8_linear import PRODUCTS, RECIPES, Cast, Recipe, transpose
 from lowprec_lab.formats import E4M3, E5M2
 from lowprec_lab.gpu_check.device import Device
+from lowprec_lab.gpu_check.timing import SkippedError, reported
 from lowprec_lab.quantizer import Quantized
 
 SHAPES = ((4096, 4096, 4096), (8192, 4096, 12288), (512, 65536, 512), (300, 1000, 65))  # M, K, N
@@ -34,16 +35,24 @@ def check(device: Device, found: dict, save: Callable[[], None], tiny: bool = Fa
     size = (24, 32) if tiny else (1024, 1024)
     found["codes"] = {}
     for name, cast in _CASTS.items():
-        found["codes"][name] = differing_codes(device, cast, size)
+        counts = found["codes"][name] = {}
+        with reported(counts):
+            differing_codes(device, cast, size, counts)
         save()
     found["products"] = []
     for shape in TINY_SHAPES if tiny else SHAPES:
         for kind in _KINDS:
-            found["products"].append(one_product(device, shape, kind))
+            report = {"shape": list(shape), "kind": kind}
+            found["products"].append(report)
+            with reported(report):
+                one_product(device, shape, kind, report)
+            device.free()
             save()
     found["layers"] = {}
     for name, recipe in RECIPES.items():
-        found["layers"][name] = one_layer(device, recipe, tiny)
+        report = found["layers"][name] = {}
+        with reported(report):
+            one_layer(device, recipe, report, tiny)
         save()
 
 
@@ -63,12 +72,12 @@ def inputs(rows: int, columns: int) -> dict[str, Tensor]:
     return {"normal": normal, "heavy tails": heavy, "bfloat16": heavy.bfloat16(), "edges": edges}
 
 
-def differing_codes(device: Device, cast: Cast, size: tuple[int, int]) -> dict:
-    """How many codes and scales differ from those on the CPU, eagerly and compiled, of how many; "bfloat16" is eager.
+def differing_codes(device: Device, cast: Cast, size: tuple[int, int], counts: dict) -> None:
+    """Count how many codes and scales differ from those on the CPU, eagerly and compiled, and of how many.
 
     All codes that mean NaN count as one: which one a cast gives differs between devices.
     """
-    counts = {"codes": 0, "scales": 0, "eager_codes": 0, "eager_scales": 0, "compiled_codes": 0, "compiled_scales": 0}
+    counts.update(codes=0, scales=0, eager_codes=0, eager_scales=0, compiled_codes=0, compiled_scales=0)
     torch._dynamo.reset()  # it gives up on a function that it has compiled too often
     compiled = torch.compile(lambda x: _cast(x, cast), backend=device.compiler, dynamic=False, fullgraph=True)
     for name, x in inputs(*size).items():
@@ -82,7 +91,6 @@ def differing_codes(device: Device, cast: Cast, size: tuple[int, int]) -> dict:
             same_codes = quantizer.one_nan(codes.cpu(), cast.fmt) == quantizer.one_nan(wanted[0], cast.fmt)
             counts[f"{way}_codes"] += int((~same_codes).sum())
             counts[f"{way}_scales"] += int((~_same(scales.cpu(), wanted[1])).sum())
-    return counts
 
 
 def _cast(x: Tensor, cast: Cast) -> tuple[Tensor, Tensor]:
@@ -97,7 +105,7 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
-def one_product(device: Device, shape: tuple[int, int, int], kind: str) -> dict:
+def one_product(device: Device, shape: tuple[int, int, int], kind: str, report: dict) -> None:
     """One product, with fast accumulation ("fast") and without ("slow"), next to the emulation and to BF16.
 
     Errors: `relative`, ||y - exact|| / ||exact||; `worst`, the largest |y - exact| / (|a| @ |b|); exact is float64's
@@ -110,7 +118,6 @@ def one_product(device: Device, shape: tuple[int, int, int], kind: str) -> dict:
     a, b = (quantizer.quantize(each, *_KINDS[kind]) for each in (x, weight))
     b = transpose(b)
     exact, terms = exact_product(a, b)
-    report: dict = {"shape": list(shape), "kind": kind}
     report["emulated"] = _errors(float8_linear.float8_matmul(a, b), exact, terms)
     for name, fast in (("fast", True), ("slow", False)):
         report[name] = _errors(hardware.hardware_matmul(a, b, torch.float32, fast), exact, terms)
@@ -121,7 +128,6 @@ def one_product(device: Device, shape: tuple[int, int, int], kind: str) -> dict:
     x, weight = x.bfloat16(), weight.bfloat16()
     report["bf16_milliseconds"] = _milliseconds(device, lambda: x @ weight.t())
     report["public"] = _public(a, b)
-    return report
 
 
 def exact_product(a: Quantized, b: Quantized) -> tuple[Tensor, Tensor]:
@@ -164,10 +170,10 @@ def _public(a: Quantized, b: Quantized) -> str:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def one_layer(device: Device, recipe: Recipe, tiny: bool = False) -> dict:
+def one_layer(device: Device, recipe: Recipe, report: dict, tiny: bool = False) -> None:
     """Output and gradients of a layer in hardware, eager and compiled, next to the emulated one: ||y - e|| / ||e||.
 
-    Both run on the device, in float32. where: "hardware", or why it is emulated.
+    Both run on the device, in float32. Raises SkippedError, and why, where the layer is emulated.
     """
     rows, inner, columns = (32, 48, 64) if tiny else (2048, 1024, 3072)
     torch.manual_seed(3)
@@ -177,16 +183,14 @@ def one_layer(device: Device, recipe: Recipe, tiny: bool = False) -> dict:
     emulated, fast = kind.from_linear(linear, recipe), nn.Sequential(kind.from_linear(linear, recipe))
     (place,) = hardware.to_hardware(fast, device.where, rows, device.capability)
     if place.where != hardware.HARDWARE:
-        return {"where": place.reason}
+        raise SkippedError(place.reason)
     wanted = _both_ways(emulated, x.to(device.where), gradient.to(device.where))
-    report: dict = {"where": place.where}
     torch._dynamo.reset()
     compiled = torch.compile(fast, backend=device.compiler, dynamic=False, fullgraph=True)
     for way, layer in (("eager", fast), ("compiled", compiled)):
         got = _both_ways(layer, x.to(device.where), gradient.to(device.where))
         pairs = zip(PRODUCTS, got, wanted, strict=True)
         report[way] = {product: float((one - other).norm() / other.norm()) for product, one, other in pairs}
-    return report
 
 
 def _both_ways(layer: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:

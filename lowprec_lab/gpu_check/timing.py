@@ -1,4 +1,4 @@
-"""Time limits that hold, also while a compiler works: an alarm of the system, which can be set inside another one."""
+"""What is bounded: time limits that hold, also while a compiler works, and errors that become data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import torch
+
+from lowprec_lab import fused
 
 
 class OutOfTimeError(BaseException):
     """What ran was stopped. No Exception: nothing that it calls may take this for an error of its own."""
+
+
+class SkippedError(Exception):
+    """Something is not measured; the sentence says why."""
+
+
+@contextlib.contextmanager
+def reported(report: dict) -> Iterator[None]:
+    """Put down what goes wrong inside, as "skipped" or "failed" with a line on why, and go on: the rest may work.
+
+    OutOfTimeError goes on to whoever set the limit.
+    """
+    try:
+        yield
+    except SkippedError as reason:
+        report["skipped"] = str(reason)
+    except OutOfTimeError:
+        report["skipped"] = "out of time"
+        raise
+    except torch.OutOfMemoryError as error:
+        report["skipped"] = f"out of memory: {fused.first_line(error)}"
+    except Exception as error:  # whatever a compiler, a driver or an answer may raise
+        report["failed"] = fused.first_line(error)
 
 
 @contextlib.contextmanager
@@ -41,7 +68,7 @@ def stop_after(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - began), 1e-3), 1.0)
 
 
-def countdown(seconds: float):
+def countdown(seconds: float) -> Callable[[], float]:
     """A function that gives the seconds that are left, negative ones when time is over."""
     end = time.monotonic() + seconds
     return lambda: end - time.monotonic()

@@ -14,7 +14,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from lowprec_lab import fused, hardware
+from lowprec_lab import devices, hardware
 from lowprec_lab.float8_linear import float8_layers
 from lowprec_lab.gpt import GPT, PRESETS, GPTConfig, preset
 from lowprec_lab.gpu_check.device import Device
-from lowprec_lab.gpu_check.timing import OutOfTimeError, countdown, stop_after
+from lowprec_lab.gpu_check.timing import OutOfTimeError, SkippedError, countdown, reported, stop_after
 from lowprec_lab.libraries import AbsentError, torchao_linear
 
 BF16 = "bf16"
@@ -63,10 +63,6 @@ SIZES = (
 TINY = (Size("tiny", GPTConfig(65, context=16, layers=2, heads=2, width=32), 2),)
 
 
-class SkippedError(Exception):
-    """A variant that is not measured; the sentence says why."""
-
-
 @dataclass
 class _Runner:
     """A variant that is ready: a model that shares its weights with the others', and what was measured of it."""
@@ -86,27 +82,12 @@ def check(
     for size in sizes:
         report = found[size.name] = {}
         seconds = left() * size.share
-        with _reported(report), stop_after(seconds):
+        with contextlib.suppress(OutOfTimeError), reported(report), stop_after(seconds):
             measure(device, size, report, save, countdown(seconds))
         torch._dynamo.reset()
         gc.collect()
         device.free()
         save()
-
-
-@contextlib.contextmanager
-def _reported(report: dict) -> Iterator[None]:
-    """Put down what goes wrong inside, as "skipped" or "failed", and go on: others may work."""
-    try:
-        yield
-    except (SkippedError, AbsentError) as reason:
-        report["skipped"] = str(reason)
-    except OutOfTimeError:
-        report["skipped"] = "out of time"
-    except torch.OutOfMemoryError as error:
-        report["skipped"] = f"out of memory: {fused.first_line(error)}"
-    except Exception as error:  # whatever a compiler, a driver or an answer may raise
-        report["failed"] = fused.first_line(error)
 
 
 def measure(device: Device, size: Size, report: dict, save: Callable[[], None], left: Callable[[], float]) -> None:
@@ -130,7 +111,7 @@ def measure(device: Device, size: Size, report: dict, save: Callable[[], None], 
     get_ready = countdown(0.75 * left())
     for name in VARIANTS:
         told = report["variants"][name] = {}
-        with _reported(told), stop_after(get_ready()):
+        with contextlib.suppress(OutOfTimeError), reported(told), stop_after(get_ready()):
             if get_ready() < 0:
                 raise SkippedError("out of time")
             runners[name] = _ready(name, model, device, size, optimizer, told)
@@ -147,8 +128,10 @@ def _numbers(config: GPTConfig) -> int:
 
 
 def _compiler(device: Device) -> str:
-    """The backend to compile with; "" and no compiling where it cannot work."""
-    return "" if device.compiler == "inductor" and fused.why_not_compiled() else device.compiler
+    """The backend to compile with; "" where the doctor says that nothing can be compiled, and all runs eagerly."""
+    line = "torch.compile"
+    works = device.compiler != "inductor" or devices.diagnose(devices.inspect_machine()).status_of(line) == devices.OK
+    return device.compiler if works else ""
 
 
 def _ready(
@@ -174,7 +157,7 @@ def twin(model: nn.Module) -> nn.Module:
 
 
 def _variant(name: str, model: GPT, device: Device, size: Size, report: dict) -> GPT:
-    """The model in which the variant's layers stand; raises SkippedError or AbsentError where it cannot be had."""
+    """The model in which the variant's layers stand; raises SkippedError where it cannot be had."""
     if name == BF16:
         return twin(model)
     whose, recipe = name.split("_")
@@ -192,10 +175,14 @@ def _variant(name: str, model: GPT, device: Device, size: Size, report: dict) ->
 
 
 def _with_torchao(model: nn.Module, recipe: str, emulate: bool) -> None:
+    """Put torchao's layers in place of all linear ones but the head; SkippedError where there is no torchao."""
     for name, layer in list(model.named_modules()):
         if type(layer) is nn.Linear and _HEAD not in name:
             parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, torchao_linear(layer, recipe, emulate))
+            try:
+                setattr(model.get_submodule(parent), own, torchao_linear(layer, recipe, emulate))
+            except AbsentError as reason:
+                raise SkippedError(f"torchao {reason}") from reason
 
 
 def _compiled(model: GPT, compiler: str) -> Callable[[Tensor, Tensor], Tensor]:
