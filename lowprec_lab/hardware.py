@@ -63,8 +63,8 @@ def hardware_matmul(
     inverse_a, inverse_b = a.scale.reciprocal(), b.scale.reciprocal()
     by_row = a.granularity != "tensor" or b.granularity != "tensor"
     if by_row:
-        inverse_a = inverse_a.expand(m, 1).contiguous()
-        inverse_b = _padded(inverse_b.expand(1, n), (1,)).contiguous()
+        inverse_a = inverse_a.reshape(-1, 1).expand(m, 1).contiguous()
+        inverse_b = _padded(inverse_b.reshape(1, -1).expand(1, n), (1,)).contiguous()
     # The rowwise kernels of older versions write bfloat16 alone; torchao's products take that way as well.
     writes = torch.bfloat16 if by_row else out_dtype
     left, right = left.view(float8_dtype(a.fmt)), right.view(float8_dtype(b.fmt))

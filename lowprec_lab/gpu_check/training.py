@@ -116,9 +116,13 @@ def measure(device: Device, size: Size, report: dict, save: Callable[[], None], 
                 raise SkippedError("out of time")
             runners[name] = _ready(name, model, device, size, optimizer, told)
         optimizer.zero_grad(set_to_none=True)
+        if name not in runners:
+            device.free()
         save()
-    _take_turns(device, size, runners, optimizer, left)
-    report["times_as_fast"] = times_as_fast({name: runner.seconds for name, runner in runners.items()})
+    try:
+        _take_turns(device, size, runners, optimizer, left)
+    finally:  # what was measured counts, also if time runs out in the middle
+        _sum_up(size, runners, report)
     save()
 
 
@@ -243,9 +247,14 @@ def _take_turns(
                 runner.report["peak_gib"] = round(device.peak_bytes() / 2**30, 2)
         if left() < 0:
             break
+
+
+def _sum_up(size: Size, runners: dict[str, _Runner], report: dict) -> None:
     for runner in runners.values():
-        median = statistics.median(runner.seconds)
-        runner.report.update(milliseconds=median * 1e3, tokens_per_s=size.rows / median, turns=len(runner.seconds))
+        if runner.seconds:
+            median = statistics.median(runner.seconds)
+            runner.report.update(milliseconds=median * 1e3, tokens_per_s=size.rows / median, turns=len(runner.seconds))
+    report["times_as_fast"] = times_as_fast({name: runner.seconds for name, runner in runners.items()})
 
 
 def times_as_fast(seconds: dict[str, list[float]]) -> dict[str, float]:
@@ -260,7 +269,7 @@ def times_as_fast(seconds: dict[str, list[float]]) -> dict[str, float]:
         "fp8_vs_torchao_rowwise": ("torchao_rowwise", "fp8_rowwise"),
     }
     return {
-        name: statistics.median(theirs / ours for theirs, ours in zip(seconds[other], seconds[own], strict=True))
+        name: statistics.median(theirs / ours for theirs, ours in zip(seconds[other], seconds[own], strict=False))
         for name, (other, own) in pairs.items()
         if seconds.get(other) and seconds.get(own)
     }
