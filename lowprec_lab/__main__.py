@@ -128,7 +128,7 @@ def bench(options: argparse.Namespace) -> int:
 
 def gpu_check(options: argparse.Namespace) -> int:
     """Check what a GPU does with FP8: its errors, its results, its speed. At most 5 minutes; writes JSON."""
-    if not options.seconds > 0:
+    if options.seconds is not None and not options.seconds > 0:
         raise CommandError(f"--seconds is a number above 0, not {options.seconds:g}")
     from lowprec_lab import gpu_check
     from lowprec_lab.files import work_folder
@@ -139,7 +139,8 @@ def gpu_check(options: argparse.Namespace) -> int:
     except gpu_check.NoGPUError as error:
         raise CommandError(str(error)) from error
     path = Path(options.json).absolute() if options.json else work_folder() / "gpu-check.json"
-    check = gpu_check.Check(device, path, options.seconds, tiny=stands_in, say=lambda text: print(text, flush=True))
+    seconds = options.seconds or gpu_check.SECONDS
+    check = gpu_check.Check(device, path, seconds, tiny=stands_in, say=lambda text: print(text, flush=True))
     with check.watched():
         check.run()
     print(f"The report is {path}.")
@@ -393,7 +394,7 @@ def _parser() -> argparse.ArgumentParser:
 
     checking_gpu = command(gpu_check, "gpu-check")
     checking_gpu.add_argument("--json", metavar="FILE", help="where to (default: work/gpu-check.json)")
-    checking_gpu.add_argument("--seconds", type=float, default=270, metavar="N", help="at most (default: 270)")
+    checking_gpu.add_argument("--seconds", type=float, metavar="N", help="at most (default: 270)")
 
     training = command(train, "train", json_too=True)
     training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision)")

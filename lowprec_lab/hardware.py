@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from lowprec_lab import quantizer, scaled_mm
-from lowprec_lab.float8_linear import PRODUCTS, Cast, Recipe, transpose
+from lowprec_lab.float8_linear import PRODUCTS, RECIPES, Cast, Recipe, transpose
 from lowprec_lab.formats import E4M3, E5M2, Format
 from lowprec_lab.quantizer import Quantized
 
@@ -157,6 +157,50 @@ class HardwareLinear(nn.Linear):
         return output if self.bias is None else output + self.bias.to(dtype)
 
 
+class HardwareDelayedLinear(nn.Linear):
+    """The same for a layer with delayed scales, which are carried from step to step.
+
+    scalings: of the input, of the weight, and of the gradient of the output. Each has `quantize(x, record)`, which
+    gives a Quantized with one scale; they record while the layer is in training mode. What gave the output gives the
+    gradients too.
+    """
+
+    scalings: tuple
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As that of HardwareLinear."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        with torch.autocast(kind, enabled=False):
+            output = _DelayedProducts.apply(x, self.weight, self.scalings, self.training, dtype)
+        return output if self.bias is None else output + self.bias.to(dtype)
+
+
+class _DelayedProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, scalings: tuple, record: bool, dtype: torch.dtype) -> Tensor:
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # (M, K)
+        x8, weight8 = scalings[0].quantize(rows, record), scalings[1].quantize(weight, record)
+        ctx.scaling, ctx.record, ctx.shape, ctx.formats = scalings[2], record, x.shape, (x8.fmt, weight8.fmt)
+        ctx.save_for_backward(x8.codes, x8.scale, weight8.codes, weight8.scale)
+        output = hardware_matmul(x8, transpose(weight8), dtype, fast_accumulation=True)
+        return output.reshape(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x_codes, x_scale, weight_codes, weight_scale = ctx.saved_tensors
+        dtype = gradient.dtype
+        gradient8 = ctx.scaling.quantize(gradient.reshape(x_codes.shape[0], weight_codes.shape[0]), ctx.record)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            weight8 = Quantized(weight_codes, weight_scale, ctx.formats[1], "tensor", dtype)
+            grad_x = hardware_matmul(gradient8, weight8, dtype).reshape(ctx.shape)
+        if ctx.needs_input_grad[1]:
+            x8 = Quantized(x_codes, x_scale, ctx.formats[0], "tensor", dtype)
+            grad_weight = hardware_matmul(transpose(gradient8), x8, dtype)
+        return grad_x, grad_weight, None, None, None
+
+
 class _Products(torch.autograd.Function):
     """The three products of a layer. Where a cast is the same both ways, its codes are kept and not the numbers:
     they are what a second cast would give, and take a quarter of the memory."""
@@ -279,20 +323,23 @@ def capability_of(device: torch.device | str) -> tuple[int, int] | None:
 def to_hardware(
     model: nn.Module, device: torch.device | str, rows: int, capability: tuple[int, int] | None = None
 ) -> list[Place]:
-    """Have every Float8Linear of `model` multiply in hardware, where it can on that device, in the model itself.
+    """Have every layer of `model` that is in 8 bits multiply in hardware, where it can on that device, in the model
+    itself: layers with a `recipe` (Float8Linear), and with delayed `scalings`, whose products are tensorwise.
 
     rows: M, the tokens of a batch. capability: that of the device, which is asked for where it is None.
-    Returns: a Place for each Float8Linear, in the order of `named_modules`; "emulated" ones are as they were. Call it
-    before the model is compiled.
+    Returns: a Place for each of them, in the order of `named_modules`; "emulated" ones are as they were. Call it before
+    the model is compiled.
     """
     capability = capability_of(device) if capability is None else capability
     places = []
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and isinstance(getattr(layer, "recipe", None), Recipe):
-            where, reason = where_products_run(layer.recipe, (rows, *layer.weight.shape[::-1]), capability)
+        delayed = isinstance(getattr(layer, "scalings", None), tuple)
+        recipe = RECIPES["tensorwise"] if delayed else getattr(layer, "recipe", None)
+        if isinstance(layer, nn.Linear) and isinstance(recipe, Recipe):
+            where, reason = where_products_run(recipe, (rows, *layer.weight.shape[::-1]), capability)
             if where == HARDWARE:
-                layer.__class__ = HardwareLinear
-                use_once(layer.recipe)
+                layer.__class__ = HardwareDelayedLinear if delayed else HardwareLinear
+                use_once(recipe)
             places.append(Place(name, where, reason))
     return places
 

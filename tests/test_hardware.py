@@ -15,6 +15,7 @@ from lowprec_lab.float8_linear import RECIPES, Cast, Recipe, float8_layers, floa
 from lowprec_lab.formats import E4M3, E5M2
 from lowprec_lab.gpt import GPT, GPTConfig
 from lowprec_lab.hardware import EMULATED, HARDWARE, HardwareLinear, hardware_matmul, to_hardware, where_products_run
+from lowprec_lab.quantizer import Quantized
 
 H100 = (9, 0)
 ROW, COLUMN = Cast(E4M3, "row", True), Cast(E4M3, "column", True)
@@ -243,6 +244,44 @@ def test_the_layers_casts_are_whoever_is_in_use(monkeypatch):
     assert fast(torch.randn(16, 32)).any()
     monkeypatch.setattr(quantizer, "quantize", mine)
     assert not fast(torch.randn(16, 32)).any()
+
+
+class Scaling:
+    """A delayed scale that stays as it is; seen: the shapes that it recorded."""
+
+    def __init__(self, fmt, scale):
+        self.fmt, self.scale, self.seen = fmt, torch.tensor(scale), []
+
+    def quantize(self, x, record=True):
+        if record:
+            self.seen.append(tuple(x.shape))
+        limit = max_finite(self.fmt)
+        codes = (x.detach().float() * self.scale).clamp(-limit, limit).to(self.fmt.torch_dtype).view(torch.uint8)
+        return Quantized(codes, self.scale.clone(), self.fmt, "tensor", x.dtype)
+
+
+@pytest.mark.parametrize("shape", [(32, 48, 64), (30, 40, 65)])
+def test_a_layer_with_delayed_scales_multiplies_its_own_codes(shape):
+    m, k, n = shape
+    model = nn.Sequential(nn.Linear(k, n))
+    model[0].scalings = Scaling(E4M3, 40.0), Scaling(E4M3, 900.0), Scaling(E5M2, 3000.0)
+    assert [place.where for place in to_hardware(model, "cpu", m, H100)] == [HARDWARE]
+    x, gradient = torch.randn(2, m // 2, k), torch.randn(2, m // 2, n)
+    output, grad_x, grad_weight, grad_bias = both_ways(model, x, gradient)
+    x8, weight8, gradient8 = (
+        scaling.quantize(each.flatten(0, -2), record=False)
+        for scaling, each in zip(model[0].scalings, (x, model[0].weight, gradient), strict=True)
+    )
+    assert torch.equal(output.flatten(0, 1), hardware_matmul(x8, transpose(weight8), x.dtype, True) + model[0].bias)
+    assert torch.equal(grad_x.flatten(0, 1), hardware_matmul(gradient8, weight8, x.dtype))
+    assert torch.equal(grad_weight, hardware_matmul(transpose(gradient8), x8, x.dtype))
+    assert torch.equal(grad_bias, gradient.sum((0, 1)))
+    assert [scaling.seen for scaling in model[0].scalings] == [[(m, k)], [(n, k)], [(m, n)]]
+    model.eval()(x)
+    assert [len(scaling.seen) for scaling in model[0].scalings] == [1, 1, 1]
+    model[0].weight.requires_grad_(False)
+    (only_x,) = torch.autograd.grad(model(x.requires_grad_()), x, gradient)
+    assert torch.equal(only_x, grad_x)
 
 
 # --- where it can be had ----------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ class Check:
     ) -> None:
         self.device, self.path, self._tiny, self._say = device, path, tiny, say
         self._left = countdown(seconds)
-        self._lock = threading.Lock()
         self.report: dict = {
             "lab": __version__, "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "seconds": seconds,
             "finished": False, "stand_in": device.where == "cpu", "parts": {},
@@ -77,13 +76,12 @@ class Check:
         parts = self.report["parts"]
         if not self.report["finished"] or any(part["status"] != "done" for part in parts.values()):
             return False
-        differ = [each[f"{way}_{what}"] for each in parts["products"]["codes"].values() for way, what in _COUNTED]
+        differ = [each.get(f"{way}_{what}") for each in parts["products"]["codes"].values() for way, what in _COUNTED]
         return not _anywhere("failed", parts) and not any(differ)
 
     def save(self) -> None:
         """Write what is known, whole or not at all."""
-        with self._lock:
-            write_whole(self.path, (json.dumps(plain(self.report), indent=1, allow_nan=False) + "\n").encode())
+        write_whole(self.path, (json.dumps(plain(self.report), indent=1, allow_nan=False) + "\n").encode())
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
