@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,21 @@ def test_an_old_gpu_is_refused_by_its_capability(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 6))
     with pytest.raises(gpu_check.NoGPUError, match=r"capability 8\.6"):
+        gpu_check.find_gpu()
+
+
+def test_a_gpu_that_has_fp8_is_found_with_its_versions(monkeypatch):
+    properties = types.SimpleNamespace(name="NVIDIA H200", total_memory=139 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    facts = gpu_check.find_gpu().facts()
+    assert (facts["name"], facts["capability"], facts["memory_gib"]) == ("NVIDIA H200", "9.0", 139.0)
+    if not torch.backends.cuda.is_built():  # else the library itself tells its version
+        assert facts["cublas"] == "12.8"
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    with pytest.raises(gpu_check.NoGPUError, match="AMD"):
         gpu_check.find_gpu()
 
 
