@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from lowprec_lab import __main__ as cli
-from lowprec_lab import gpu_check
+from lowprec_lab import gpu_check, quantizer
 from lowprec_lab.float8_linear import Cast
 from lowprec_lab.formats import E4M3
 from lowprec_lab.gpt import GPT, GPTConfig
 from lowprec_lab.gpu_check import Check, device, products, rules, training
 from lowprec_lab.gpu_check.timing import OutOfTimeError, countdown, reported, stop_after
+from lowprec_lab.scaled_mm import cast_before_2_13
 
 ROOT = Path(__file__).parents[1]
 PARTS = ["machine", "products", "training", "rules"]
@@ -36,6 +37,7 @@ importlib.machinery.PathFinder.find_spec = lambda name, *more: (
 )
 """
 EAGER = device.StandIn("cpu", "a stand-in", (9, 0), (12, 9), 2**30, compiler="")
+UNCOMPILED = device.StandIn("cpu", "a stand-in", (9, 0), (12, 9), 2**30, compiler="eager")
 
 
 def check_of(tmp_path, seconds=60.0, **parts):
@@ -87,7 +89,7 @@ def test_codes_and_scales_are_those_of_the_emulation(bare):
     assert len(codes) == 5
     for counts in codes.values():
         assert counts["codes"] >= 3000
-        assert [counts[f"{way}_{what}"] for way in ("eager", "compiled") for what in ("codes", "scales")] == [0] * 4
+        assert [counts[f"{way}_{what}"] for way in products.WAYS for what in ("codes", "scales")] == [0] * 6
 
 
 def test_products_and_layers_are_next_to_the_emulated_ones(bare):
@@ -357,7 +359,6 @@ def test_a_ratio_above_one_is_faster():
 
 
 def test_codes_and_scales_that_differ_are_counted(monkeypatch):
-    """Before 2.13 an unclamped cast gives NaN beyond 464: as if it had, on the device alone."""
     real, calls = products._cast, []
 
     def broken(x, cast):
@@ -365,7 +366,7 @@ def test_codes_and_scales_that_differ_are_counted(monkeypatch):
         calls.append(1)
         if len(calls) % 2 == 0:  # the device's turn
             codes = codes.clone()
-            codes[0, 1] = 0x7F
+            codes[0, 1] += 1
             scale = torch.nextafter(scale, torch.tensor(0.0))
         return codes, scale
 
@@ -373,7 +374,26 @@ def test_codes_and_scales_that_differ_are_counted(monkeypatch):
     monkeypatch.setattr(products, "inputs", lambda rows, columns: {"bfloat16": torch.ones(rows, columns)})
     counts = {}
     products.differing_codes(device.stand_in(), Cast(E4M3), (16, 16), counts)
-    assert (counts["codes"], counts["eager_codes"], counts["eager_scales"]) == (256, 1, 1)
+    assert (counts["codes"], counts["cpu_codes"], counts["eager_codes"], counts["eager_scales"]) == (256, 0, 1, 1)
+
+
+def test_a_cast_that_does_not_saturate_shows_on_every_device(monkeypatch):
+    """Torch before 2.13 gives NaN beyond 464, on a CPU and on a GPU alike: codes that are right here as well are not
+    compared with themselves. A scale that is 5 % too large takes the largest number of each group there."""
+    real = products._cast
+
+    def unclamped(x, cast):
+        _, scale = real(x, cast)
+        scale = scale * 1.05
+        return cast_before_2_13(x.float() * quantizer.spread(scale, cast.granularity, x.shape)).view(torch.uint8), scale
+
+    monkeypatch.setattr(products, "_cast", unclamped)
+    counts = {}
+    products.differing_codes(UNCOMPILED, Cast(E4M3, "row"), (24, 32), counts)
+    assert counts["cpu_codes"] >= 24
+    assert counts["eager_codes"] >= 24
+    assert counts["compiled_codes"] >= 24
+    assert counts["cpu_scales"] == counts["eager_scales"] == 0
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ __all__ = ["SECONDS", "STAND_IN", "Check", "NoGPUError", "find_gpu", "stand_in"]
 SECONDS = 270.0  # of five minutes: importing, and the driver's first call, come on top
 STAND_IN = "LOWPREC_GPU_STAND_IN"  # for tests: where it is set, a CPU stands in for a GPU, and every size is tiny
 _FOR_RULES = 15.0
-_COUNTED = tuple((way, what) for way in ("eager", "compiled") for what in ("codes", "scales"))
+_COUNTED = tuple((way, what) for way in products.WAYS for what in ("codes", "scales"))
 _GRACE = 15.0  # what a part that does not listen may take more, before the process is ended
 
 
@@ -176,8 +176,8 @@ def _machine_lines(found: dict) -> Iterator[str]:
 def _product_lines(found: dict) -> Iterator[str]:
     for name, counts in found.get("codes", {}).items():
         total = counts.get("codes", 0) + counts.get("scales", 0)
-        differ = ", ".join(f"{counts.get(f'{way}_{what}', 0):,} {what} {way}" for way, what in _COUNTED)
-        yield _told(counts) or f"{name}: of {total:,}, these differ: {differ}"
+        differ = ", ".join(f"{way} {counts.get(f'{way}_{what}', 0):,} {what}" for way, what in _COUNTED)
+        yield _told(counts) or f"{name}: of {total:,} codes and scales, these are others: {differ}"
     for each in found.get("products", []):
         name = f"{each['kind']} {' x '.join(map(str, each['shape']))}"
         yield f"{name}: {_told(each) or _errors_and_times(each)}"
