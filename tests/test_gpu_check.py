@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -121,8 +122,11 @@ def test_training_is_compiled_once_for_all_blocks_and_compared(bare):
 
 def test_what_torch_says_is_next_to_what_chapter_09_expects(bare):
     part = bare[1]["parts"]["rules"]
-    assert part["calls"] == sum(part["counts"].values()) >= 40
-    found = {each["title"]: each for each in part["differences"]}
+    assert len(part["calls"]) == sum(part["counts"].values()) >= 40
+    found = {each["title"]: each for each in part["calls"]}
+    assert found["H100"] == {
+        "title": "H100", "verdict": rules.AGREE, "rule": "", "expected": rules.WORKS, "said": rules.WORKS,
+    }  # fmt: skip
     assert found["K = 40"]["verdict"] == rules.ALLOWED_HERE  # a CPU is less strict than a GPU
     assert found["K = 40"]["rule"] == "K by 16"
 
@@ -193,8 +197,22 @@ def test_a_part_that_does_not_end_is_stopped_and_the_rules_still_run(tmp_path):
     report = made.run()
     assert time.monotonic() - started < 15
     assert [part["status"] for part in report["parts"].values()] == ["done", "done", "out of time", "done"]
-    assert report["parts"]["rules"]["calls"] >= 40
+    assert len(report["parts"]["rules"]["calls"]) >= 40
     assert not made.holds
+
+
+def test_a_process_that_does_not_listen_is_ended_and_its_report_stays(tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(gpu_check, "_GRACE", 0.0)
+    monkeypatch.setattr(gpu_check.os, "_exit", lambda status: ended.set())
+    made = check_of(tmp_path, seconds=0.1)
+    with made.watched():
+        assert ended.wait(10)
+    assert json.loads((tmp_path / "report.json").read_text())["gave_up"]
+    ended.clear()
+    with check_of(tmp_path, seconds=0.3).watched():
+        pass  # in time
+    assert not ended.wait(0.6)
 
 
 def test_when_no_time_is_left_nothing_is_begun(tmp_path):

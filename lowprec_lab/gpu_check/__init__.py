@@ -216,10 +216,12 @@ def _speed(each: dict) -> str:
 
 
 def _rule_lines(found: dict) -> Iterator[str]:
+    calls = found.get("calls", [])
     for verdict, count in found.get("counts", {}).items():
-        yield f"{count} of {found['calls']}: {verdict}"
-    for each in found.get("differences", []):
-        yield f"{each['title']}: expected {each['expected']!r}, torch says {each['said']!r}"
+        yield f"{count} of {len(calls)}: {verdict}"
+    for each in calls:
+        if each["verdict"] != rules.AGREE:
+            yield f"{each['title']}: expected {each['expected']!r}, torch says {each['said']!r}"
 
 
 def _anywhere(key: str, value: object) -> bool:

@@ -15,21 +15,16 @@ ALLOWED_HERE, REFUSED_HERE = "the rules refuse it, torch does not", "torch refus
 
 
 def check(device: Device, found: dict, save: Callable[[], None]) -> None:
-    """Fill in `counts`, by verdict, and `differences`: a list of title, verdict, rule, expected and said.
+    """Fill in `counts`, by verdict, and `calls`, a list: title, verdict, rule, expected and said of each.
 
     Each call is judged for the GPU that is here, whatever GPU its title names.
     """
-    counts: Counter[str] = Counter()
-    found.update(counts={}, differences=[], calls=len(CALLS))
+    found["calls"] = []
     for one in CALLS:
         rule, expected, said = compare(one, device)
-        verdict = judge(expected, said)
-        counts[verdict] += 1
-        found["counts"] = dict(counts)
-        if verdict != AGREE:
-            found["differences"].append(
-                {"title": one.title, "verdict": verdict, "rule": rule, "expected": expected, "said": said}
-            )
+        told = {"title": one.title, "verdict": judge(expected, said), "rule": rule, "expected": expected, "said": said}
+        found["calls"].append(told)
+        found["counts"] = dict(Counter(each["verdict"] for each in found["calls"]))
     save()
 
 
