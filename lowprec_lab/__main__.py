@@ -126,6 +126,27 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def gpu_check(options: argparse.Namespace) -> int:
+    """Check what a GPU does with FP8: its errors, its results, its speed. At most 5 minutes; writes JSON."""
+    if options.seconds is not None and not options.seconds > 0:
+        raise CommandError(f"--seconds is a number above 0, not {options.seconds:g}")
+    from lowprec_lab import gpu_check
+    from lowprec_lab.files import work_folder
+
+    stands_in = bool(os.environ.get(gpu_check.STAND_IN))
+    try:
+        device = gpu_check.stand_in() if stands_in else gpu_check.find_gpu()
+    except gpu_check.NoGPUError as error:
+        raise CommandError(str(error)) from error
+    path = Path(options.json).absolute() if options.json else work_folder() / "gpu-check.json"
+    seconds = options.seconds or gpu_check.SECONDS
+    check = gpu_check.Check(device, path, seconds, tiny=stands_in, say=lambda text: print(text, flush=True))
+    with check.watched():
+        check.run()
+    print(f"The report is {path}.")
+    return 0 if check.holds else 1
+
+
 def train(options: argparse.Namespace) -> int:
     """Train a GPT on real text, in the precision of your choice; --resume goes on, bit for bit."""
     from lowprec_lab.settings import names, settings
@@ -370,6 +391,10 @@ def _parser() -> argparse.ArgumentParser:
     proving.add_argument(
         "--answer", metavar="NAME", help="which exercise: round_to, say (default: what covers the mode)"
     )
+
+    checking_gpu = command(gpu_check, "gpu-check")
+    checking_gpu.add_argument("--json", metavar="FILE", help="where to (default: work/gpu-check.json)")
+    checking_gpu.add_argument("--seconds", type=float, metavar="N", help="at most (default: 270)")
 
     training = command(train, "train", json_too=True)
     training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision)")

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -133,15 +134,19 @@ def _table(title: str, lines: tuple[Line, ...]) -> str:
 
 def doctor() -> Report:
     """What this machine can do for the course: its parts, and how it runs each precision, with the reason."""
-    return diagnose(inspect_machine())
+    return diagnose(inspect_machine(), _matmul_for())
 
 
 # Judging: plain data in, a report out.
 
 
-def diagnose(machine: Machine) -> Report:
-    """The report on a machine that `machine` describes."""
-    return Report(facts=tuple(_facts(machine)), precisions=tuple(_precisions(machine)))
+def diagnose(machine: Machine, matmul_for: tuple[Callable, str] | None = None) -> Report:
+    """The report on a machine that `machine` describes.
+
+    matmul_for: chapter 09's function, and whose it is; with it the report says where products in FP8 run.
+    """
+    products = () if matmul_for is None else _fp8_products(machine, *matmul_for)
+    return Report(facts=tuple(_facts(machine)), precisions=(*_precisions(machine), *products))
 
 
 def _facts(machine: Machine):
@@ -322,6 +327,30 @@ def _fp8_matmul(machine: Machine) -> tuple[str, str]:
     if machine.accelerator == "mps":
         return EMULATED, f"torch has no 8-bit floats on Apple's GPU, so it runs on the CPU: {emulation}"
     return EMULATED, f"CPUs do not multiply FP8: {emulation}"
+
+
+def _fp8_products(machine: Machine, matmul_for: Callable, whose: str):
+    """What `matmul_for` says about the two ways to scale a product; it is a learner's, so it may say anything."""
+    capability = machine.capability if machine.accelerator == "cuda" and machine.float8 else None
+    scales = {"tensorwise": "one scale for each operand", "rowwise": "a scale for each row and column"}
+    for kind, meaning in scales.items():
+        try:
+            native, said = matmul_for(capability, kind) == "hardware", ""
+        except Exception as error:
+            native, said = False, f", which raised {type(error).__name__}"
+        runs = "torch._scaled_mm multiplies" if native else "multiplied in FP32"
+        yield Line(f"fp8 {kind}", NATIVE if native else EMULATED, f"{meaning}: {runs} ({whose}{said})")
+
+
+def _matmul_for() -> tuple[Callable, str] | None:
+    """(chapter 09's `matmul_for`, whose it is); None where nobody has written it and no reference is installed."""
+    from lowprec_lab.exercises import AnswerError, supply
+
+    try:
+        supplied = supply("matmul_for")
+    except AnswerError:
+        return None
+    return supplied.function, supplied.line
 
 
 def _dotted(version: tuple[int, ...]) -> str:

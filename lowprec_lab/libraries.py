@@ -212,12 +212,12 @@ def torchao_cast(
     return made._data.view(torch.uint8), made._scale
 
 
-def torchao_linear(linear: nn.Linear, recipe: str) -> nn.Module:
-    """torchao's Float8Linear with the parameters of `linear`, its products emulated; AbsentError as above."""
+def torchao_linear(linear: nn.Linear, recipe: str, emulate: bool = True) -> nn.Module:
+    """torchao's Float8Linear with the parameters of `linear`, its products emulated or not; AbsentError as above."""
     _torchao_float8()  # loads it without its messages
     config = importlib.import_module("torchao.float8.config").Float8LinearConfig.from_recipe_name(recipe)
     kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
-    return kind.from_float(linear, config=dataclasses.replace(config, emulate=True))
+    return kind.from_float(linear, config=dataclasses.replace(config, emulate=emulate))
 
 
 def torchao_training(model: nn.Module, recipe: str, skip: tuple[str, ...] = ("head",)) -> nn.Module:

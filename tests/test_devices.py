@@ -10,6 +10,7 @@ import pytest
 
 from lowprec_lab import data, devices
 from lowprec_lab.devices import CANNOT, EMULATED, MISSING, NATIVE, NOTE, OK, Machine, diagnose, doctor
+from lowprec_lab.exercises import AnswerError
 
 LAPTOP = Machine(
     python=(3, 12, 4),
@@ -22,6 +23,7 @@ LAPTOP = Machine(
     compilers={"c": "/usr/bin/cc", "c++": "/usr/bin/g++"},
 )
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2")
+PRODUCTS = ("fp8 tensorwise", "fp8 rowwise")
 
 
 def gpu(major, minor):
@@ -167,13 +169,34 @@ def test_the_report_of_this_machine_in_its_three_forms():
     report = doctor()
     as_json = json.loads(json.dumps(report.to_dict()))
     lines = as_json["facts"] + as_json["precisions"]
-    assert [line["topic"] for line in as_json["precisions"]] == list(PRECISIONS)
+    assert [line["topic"] for line in as_json["precisions"]] == [*PRECISIONS, *PRODUCTS]
     assert as_json["healthy"]
     for line in lines:
         assert line["status"] in (OK, NOTE, MISSING, NATIVE, EMULATED, CANNOT)
         assert line["reason"]
         assert line["reason"] in str(report)
     assert repr(report) == str(report)
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [(LAPTOP, EMULATED), (gpu(8, 6), EMULATED), (gpu(8, 9), NATIVE), (gpu(9, 0), NATIVE)],
+)
+def test_where_products_run_is_what_matmul_for_says(machine, expected):
+    report = diagnose(machine, devices._matmul_for())
+    assert [report.status_of(topic) for topic in PRODUCTS] == [expected, expected]
+    assert "matmul_for (exercise 9.6)" in str(report)
+    rowwise_alone = diagnose(machine, (lambda capability, kind: {"rowwise": "hardware"}[kind], "yours"))
+    assert [rowwise_alone.status_of(topic) for topic in PRODUCTS] == [EMULATED, NATIVE]
+    assert "yours, which raised KeyError" in str(rowwise_alone)
+
+
+def test_without_any_matmul_for_the_report_has_no_line_on_products(monkeypatch):
+    def nothing(name):
+        raise AnswerError(f"{name} is not written yet")
+
+    monkeypatch.setattr("lowprec_lab.exercises.supply", nothing)
+    assert not any(topic in str(doctor()) for topic in PRODUCTS)
 
 
 def test_the_html_survives_an_untrusted_notebook():
