@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lowprec_lab import blanks, devices, fused, recipes
+from lowprec_lab import blanks, devices, fused, hardware, recipes
 from lowprec_lab.formats import FP16
 from lowprec_lab.tracing import with_constants
 
@@ -92,10 +92,11 @@ class PureBF16(Autocast):
 
 
 class Float8(Precision):
-    """FP8 in the products of linear layers, by one of chapter 10's recipes.
+    """FP8 in the products of linear layers, by one of chapter 10's recipes, on tensor cores that have them, or emulated.
 
-    The rest stays FP32 where these products are emulated: BF16 would save no time there, and this way nothing but FP8
-    is between the run and one in FP32. skip: as in `convert_to_float8`; "small" stands for layers too small for a GPU.
+    The rest is BF16 beside tensor cores. It stays FP32 where all products are emulated: BF16 would save no time there,
+    and this way nothing but FP8 is between the run and one in FP32. skip: as in `convert_to_float8`; "small" stands for
+    layers too small for a GPU. rows: the tokens of a batch. converted: the names of the layers in FP8.
     """
 
     name = "fp8"
@@ -103,10 +104,15 @@ class Float8(Precision):
     def __init__(self, device: str, compiled: bool, recipe: str, skip: tuple[str, ...], rows: int) -> None:
         if recipe not in recipes.NAMES:
             raise PrecisionError(f"there is no recipe {recipe!r}. The recipes are: {', '.join(recipes.NAMES)}")
-        super().__init__(f"It is by {_whose(recipe)}. Its products are emulated, and the rest is FP32.")
-        self._recipe, self._skip, self._rows, self._compiled = recipe, skip, rows, compiled
+        super().__init__(f"FP8 is by {_whose(recipe)}.")
+        self._device, self._compiled = device, compiled
+        self._recipe, self._skip, self._rows = recipe, skip, rows
         self._scalings: dict[str, object] = {}
+        self._on_hardware = False
         self.converted: list[str] = []
+
+    def context(self) -> AbstractContextManager:
+        return torch.autocast(self._device, torch.bfloat16) if self._on_hardware else contextlib.nullcontext()
 
     def convert(self, model: nn.Module) -> None:
         linear = sum(isinstance(module, nn.Linear) for module in model.modules())
@@ -116,11 +122,13 @@ class Float8(Precision):
         self.converted = recipes.convert_to_float8(model, self._recipe, tuple(skip))
         if not self.converted:
             raise PrecisionError(
-                f"no layer is left for FP8: {', '.join(self._skip)} is to be skipped. Name fewer layers in --skip (none: all "
-                "are converted), or train in bf16"
+                f"no layer is left for FP8: {', '.join(self._skip)} is to be skipped. Name fewer layers in --skip "
+                "(none: all are converted), or train in bf16"
             )
-        self.note = f"{len(self.converted)} of {linear} linear layers compute in FP8. {self.note}"
         self._scalings = recipes.scalings_of(model)
+        places = hardware.to_hardware(model, self._device, self._rows)
+        self._on_hardware = any(place.where == hardware.HARDWARE for place in places)
+        self.note += f" {len(self.converted)} of {linear} linear layers are converted. {_in_words(places)}"
         if self._compiled:
             self._prepare(model)
 
@@ -164,6 +172,20 @@ class Float8(Precision):
     def load_state_dict(self, state: dict) -> None:
         for name, scaling in self._scalings.items():
             scaling.load_state_dict(state[name])
+
+
+def _in_words(places: list[hardware.Place]) -> str:
+    """Where the products run, and what the rest of the model is."""
+    fast = [place for place in places if place.where == hardware.HARDWARE]
+    if len(fast) == len(places):
+        return f"All products run on {fast[0].reason}; the rest is BF16."
+    slow = next(place for place in places if place.where != hardware.HARDWARE)
+    if not fast:
+        return f"All products are emulated ({slow.reason}), and the rest is FP32."
+    return (
+        f"The products of {len(fast)} run on {fast[0].reason}; those of {len(places) - len(fast)} are emulated "
+        f"({slow.layer}: {slow.reason}). The rest is BF16."
+    )
 
 
 def _whose(recipe: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowprec_lab import devices, exercises, fused, precision, recipes
+from lowprec_lab import devices, exercises, fused, hardware, precision, recipes
 from lowprec_lab.formats import FP16
 from lowprec_lab.gpt import GPT, GPTConfig
 from lowprec_lab.precision import ConstantScale, EmulatedFP16, PrecisionError, loss_scaler, straight
@@ -202,11 +202,36 @@ def test_fp8_converts_what_is_not_skipped(recipe, skip, converted):
     before = dict(model.named_parameters())
     made.convert(model)
     assert made.converted == converted
-    assert made.note.startswith(f"{len(converted)} of 3 linear layers compute in FP8. It is by the reference's ")
+    assert made.note.startswith("FP8 is by the reference's convert_to_float8, ")
+    assert f"{len(converted)} of 3 linear layers are converted. All products are emulated (there is no" in made.note
     assert all(each is before[name] for name, each in model.named_parameters())
     changed = [name for name, module in model.named_modules() if name and type(module) is not nn.Linear]
     assert changed == converted
     assert len(made.state_dict()) == (3 * len(converted) if recipe == "delayed" else 0)
+
+
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+def test_on_tensor_cores_the_rest_is_bf16(recipe, monkeypatch):
+    monkeypatch.setattr(hardware, "capability_of", lambda device: (9, 0))
+    made, model = precision.precision("fp8", recipe=recipe, skip=("head",)), Counted()
+    made.convert(model)
+    assert type(model.up).__name__ == ("HardwareDelayedLinear" if recipe == "delayed" else "HardwareLinear")
+    assert "2 of 3 linear layers are converted. All products run on tensor cores of capability 9.0" in made.note
+    assert made.note.endswith("the rest is BF16.")
+    with made.context():
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_where_only_some_products_can_run_it_names_one_that_cannot(monkeypatch):
+    monkeypatch.setattr(hardware, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(
+        hardware,
+        "where_products_run",
+        lambda recipe, shape, _: ("emulated", "a reason") if 5 in shape else ("hardware", "cores"),
+    )
+    made = precision.precision("fp8", skip=())
+    made.convert(Counted())
+    assert "The products of 1 run on cores; those of 2 are emulated (odd: a reason). The rest is BF16." in made.note
 
 
 def test_fp8_with_nothing_left_says_so():
