@@ -92,7 +92,7 @@ class PureBF16(Autocast):
 
 
 class Float8(Precision):
-    """FP8 in the products of linear layers, by one of chapter 10's recipes, on tensor cores that have them, or emulated.
+    """FP8 in the products of linear layers, by one of chapter 10's recipes: on tensor cores, or emulated.
 
     The rest is BF16 beside tensor cores. It stays FP32 where all products are emulated: BF16 would save no time there,
     and this way nothing but FP8 is between the run and one in FP32. skip: as in `convert_to_float8`; "small" stands for

@@ -44,8 +44,8 @@ def go(name="run", progress=False, **options):
     return train(small(**changes), name, progress=progress, corpus=corpus(), **options)
 
 
-EXTRA = ("precision", "recipe", "skip", "loss_scale", "dropout", "compile", "accumulate", "lr", "min_lr", "clip", "device", "seed",
-         "tensorboard", "weight_decay", "beta1", "beta2")  # fmt: skip
+EXTRA = ("precision", "recipe", "skip", "loss_scale", "dropout", "compile", "accumulate", "lr", "min_lr", "clip",
+         "device", "seed", "tensorboard", "weight_decay", "beta1", "beta2")  # fmt: skip
 
 
 def state_of(result):
@@ -196,7 +196,8 @@ def quantize(x, fmt, granularity="tensor", power_of_two=False):
 def delayed_update(history, scale, fmt, margin=0, algo="max"):
     PASSED.append("delayed_update")
     amax = history.max()
-    return torch.cat([history.new_zeros(1), history[2:], history[:1]]), torch.where(amax > 0, fmt_max(fmt) / amax, scale)
+    scale = torch.where(amax > 0, fmt_max(fmt) / amax, scale)
+    return torch.cat([history.new_zeros(1), history[2:], history[:1]]), scale
 
 
 def fmt_max(fmt):
@@ -723,8 +724,8 @@ def keep_gradients(trainer):
         step()
     trainer.optimizer.step = stepping
 
-result = train(small(accumulate=accumulate, clip=0.0, steps=30, **kind), folder + "/run", progress=False, corpus=corpus(),
-               on_start=keep_gradients)
+told = small(accumulate=accumulate, clip=0.0, steps=30, **kind)
+result = train(told, folder + "/run", progress=False, corpus=corpus(), on_start=keep_gradients)
 left = [Path(each).read_text().strip() for each in glob.glob("/proc/self/task/*/comm")]
 state = result.trainer.state_dict()
 tensors = [*state["model"].values(), *(each for two in state["precision"].values() for each in two.values())]

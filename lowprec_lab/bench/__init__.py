@@ -14,7 +14,7 @@ NAMES = {
     "red_team": "submissions that cheat, break or attack people: what wins here, and on stock nbgrader (15 minutes)",
     "grading": "a class: next to nbgrader's stock engine, and as it grows",
     "rounding": "how fast rounding is: compiled, eager, torch's own cast, other libraries, next to a plain copy",
-    "training": "a step of `lowprec-lab train` next to a bare loop, eager and compiled",
+    "training": "a step of `lowprec-lab train` next to a bare loop, and in FP8 next to torchao's and to float32",
     "import": "how long importing the lab takes next to `import torch`",
     "float8_linear": "a linear layer in 8 bits next to torchao's and to float32, eager and compiled",
 }
