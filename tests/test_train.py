@@ -386,7 +386,7 @@ def test_a_scaler_in_the_middle_of_things_goes_on_bit_for_bit():
 @pytest.mark.parametrize("kind", [{"precision": "fp32"}, {"precision": "fp16"}, FP8[0], FP8[-1]], ids=str)
 def test_a_compiled_run_goes_on_bit_for_bit(kind):
     whole = go("whole", compile=True, **kind)
-    for stop_at in (1, 5, 11):
+    for stop_at in (5,) if kind in FP8 else (1, 5, 11):  # compiling it takes its time
         go("part", compile=True, stop_at=stop_at, overwrite=True, **kind)
         torch._dynamo.reset()  # as another process would: nothing is compiled yet
         require_same(whole, go("part", compile=True, resume=True, **kind))
