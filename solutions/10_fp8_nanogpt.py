@@ -593,7 +593,7 @@ def training_step(model, batches, optimizer, scalings=(), clip=1.0):
     for x, y in batches:
         loss = model(x, y)[1] / len(batches)
         loss.backward()
-        total += float(loss)
+        total += loss.item()
     norm = float(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
     if clip and norm > clip:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip, torch.tensor(norm))
@@ -922,7 +922,7 @@ def trained(order):
         convert_to_float8(model, "tensorwise")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     losses = []
-    for step in range(40):
+    for step in range(25):
         loss = model(*batch_of(step))[1]
         loss.backward()
         optimizer.step()
