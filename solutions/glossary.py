@@ -21,7 +21,9 @@
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
 # | **compute capability** | the number of a GPU's architecture: 8.6 is an RTX 3090, 8.9 an RTX 4070, 9.0 an H100, 10.0 a B200; float8 begins with 8.9 | [09](09_scaled_mm.ipynb) |
 # | **cuBLAS**, **CUTLASS** | NVIDIA's library of matrix products, and its collection of parts to build them from | [9.5](09_scaled_mm.ipynb) |
+# | **current scaling** | a scale from the tensor that is cast, which has to be read twice for it; also called dynamic | [10](10_fp8_nanogpt.ipynb) |
 # | **decibel** | ten times the decimal logarithm of a ratio of energies: 10 dB more is ten times as much, 6 dB are one bit | [7.5](07_quantizer.ipynb) |
+# | **delayed scaling** | a scale from the largest magnitudes of earlier steps, known before the tensor is there | [10.2](10_fp8_nanogpt.ipynb) |
 # | **dequantize** | decode, and take the scale out again | [7.4](07_quantizer.ipynb) |
 # | **double rounding** | rounding first to one format and then to another: now and then another value than rounding once | [2.6](02_rounding.ipynb) |
 # | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
@@ -41,6 +43,7 @@
 # | **granularity** | which numbers share a scale: a tensor, a row, a column, a block | [07](07_quantizer.ipynb) |
 # | **group** | the numbers that share a scale | [07](07_quantizer.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
+# | **history** | the largest magnitudes of the last steps, from which a delayed scale comes | [10.1](10_fp8_nanogpt.ipynb) |
 # | **hook** | a function that torch calls when a module has computed its output, or when a gradient arrives | [5.7](05_instruments.ipynb) |
 # | **hysteresis** | how many overflows a loss scaler waits for before it lowers the scale | [6.5](06_loss_scaling.ipynb) |
 # | **ieee** | the rule of IEEE 754: an exponent of all ones is infinity or NaN | [1.4](01_bit_layouts.ipynb) |
@@ -51,6 +54,7 @@
 # | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
 # | **mantissa** | the field behind the point; also called significand or fraction elsewhere | [1.2](01_bit_layouts.ipynb) |
+# | **margin** | by how many powers of two a scale is smaller than it could be, as room for larger numbers | [10.1](10_fp8_nanogpt.ipynb) |
 # | **mask** | a number whose set bits say which bits to keep: `codes & mask` | [1.2](01_bit_layouts.ipynb) |
 # | **master weights** | float32 weights that updates are added to, while layers compute with a short copy | [3.7](03_accumulation.ipynb) |
 # | **misconception** | a wrong answer that many people write; a verdict names it when yours behaves exactly like it | [00](00_start.ipynb) |
@@ -64,6 +68,7 @@
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
 # | **outlier** | a number far larger than the rest of its tensor; one is enough to decide a scale | [05](05_instruments.ipynb) |
 # | **overflow** | a rounded value above the largest finite one; the policy (`saturate` or `to_special`) says what becomes of it | [2.3](02_rounding.ipynb) |
+# | **padding** | zeros that bring a size to a multiple that hardware wants | [10.4](10_fp8_nanogpt.ipynb) |
 # | **pairwise sum** | a sum in a tree: neighbours first, then the sums of neighbours | [3.2](03_accumulation.ipynb) |
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
 # | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
@@ -81,6 +86,7 @@
 # | **split-K** | cutting a matrix product along K into several, whose results are added up at the end | [3.B](03_accumulation.ipynb) |
 # | **SQNR** | signal-to-quantization-noise ratio: the energy of a tensor over that of its error, in decibel | [7.5](07_quantizer.ipynb) |
 # | **stagnation** | a sum or a weight that stands still because everything added to it is less than half a step | [03](03_accumulation.ipynb) |
+# | **standard error** | how far a mean of several runs may be off: their standard deviation over the root of their number | [10.7](10_fp8_nanogpt.ipynb) |
 # | **stochastic rounding** | rounding up or down at random, so that the mean of many roundings is the number itself | [2.5](02_rounding.ipynb) |
 # | **straight-through estimator** | rounding forward, and backward as if it were not there | [7.7](07_quantizer.ipynb) |
 # | **strides** | how far one goes in memory to the next element of each dimension | [9.2](09_scaled_mm.ipynb) |
@@ -88,6 +94,7 @@
 # | **tensorwise**, **rowwise**, **blockwise** | one scale for a whole matrix, one for each row of a and column of b, one for each block | [9.4](09_scaled_mm.ipynb) |
 # | **TF32** | float32 with 10 mantissa bits: what a tensor core reads of a float32 tensor if it is allowed to | [04](04_autocast.ipynb) |
 # | **tie** | a number exactly half-way between two neighbouring values of a format | [02](02_rounding.ipynb) |
+# | **tied weights** | one parameter that two layers use, such as a GPT's embedding and head | [10.5](10_fp8_nanogpt.ipynb) |
 # | **toward_zero**, **up**, **down** | the neighbour nearer to zero, above, or below | [02](02_rounding.ipynb) |
 # | **two's complement** | how an int32 stores negative numbers: the topmost bit counts as -2^31 | [1.1](01_bit_layouts.ipynb) |
 # | **type promotion** | torch's rule for ops on tensors of two dtypes: float32 and BF16 give float32 | [04](04_autocast.ipynb) |

@@ -728,9 +728,7 @@ def layers_in_several_places(answer, case):
 @check_for("convert_to_float8")
 def layers_of_other_classes(answer, case):
     """Subclasses of nn.Linear, one inside of multi-head attention; a model without linear layers; one of a subclass."""
-    for kind, recipe in itertools.product(
-        ("subclasses", "no linear layer", "a changed linear layer"), ("delayed", "rowwise")
-    ):
+    for kind, recipe in itertools.product(("subclasses", "no linear layer", "a changed linear layer"), NAMES):
         _compare_models(answer, case, kind, recipe)
 
 
