@@ -156,9 +156,9 @@ def train(options: argparse.Namespace) -> int:
     from lowprec_lab.runs import RunError
     from lowprec_lab.train import TrainingError, resume_settings, train
 
-    name = options.name or f"{given.get('preset', 'baby')}-{given.get('precision', 'fp32')}"
     shown = sys.stderr if options.json else sys.stdout
     try:
+        name = options.name or settings(**given).run_name
         told = resume_settings(name, given) if options.resume else settings(**given)
         result = train(
             told, name, options.resume, options.overwrite, options.stop_at, progress=not options.json,
@@ -397,7 +397,7 @@ def _parser() -> argparse.ArgumentParser:
     checking_gpu.add_argument("--seconds", type=float, metavar="N", help="at most (default: 270)")
 
     training = command(train, "train", json_too=True)
-    training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision)")
+    training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision-recipe)")
     training.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     training.add_argument("--overwrite", action="store_true", help="begin a run of that name again")
     training.add_argument("--stop-at", type=int, metavar="STEP", help="stop after that step, with a checkpoint")

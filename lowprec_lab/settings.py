@@ -100,6 +100,11 @@ class Settings:
         return f"fp8-{self.recipe}" if self.precision == "fp8" else self.precision
 
     @property
+    def run_name(self) -> str:
+        """What the run's folder is called where nobody says otherwise."""
+        return f"{self.preset}-{self.label}"
+
+    @property
     def scale_setting(self) -> str:
         """`loss_scale`, with what "auto" means."""
         if self.loss_scale != "auto":

@@ -102,7 +102,7 @@ def train(
     """
     if stop_at is not None and stop_at < 1:
         raise SettingsError(f"stop_at is a step from 1 on, not {stop_at}")
-    run = Run(run_folder(name or f"{told.preset}-{told.label}"))
+    run = Run(run_folder(name or told.run_name))
     with _processes(told) as rank, _threads(told), deterministic(), _Stop() as stop:
         say = say if rank == 0 else _silent
         state = _look(run, told, resume, overwrite, say)

@@ -549,6 +549,8 @@ def test_a_kill_between_two_renames_leaves_the_previous_one():
 
 
 def test_names_of_runs():
+    assert settings("baby", precision="bf16").run_name == "baby-bf16"
+    assert settings("gpt2", precision="fp8", recipe="rowwise").run_name == "gpt2-fp8-rowwise"
     for wrong in ("", "..", "a b", ".hidden"):
         with pytest.raises(RunError, match="a run's name"):
             run_folder(wrong)
