@@ -733,6 +733,12 @@ print(recorded.table("BF16"))
 recorded.plot("The baby GPT: seven ways to train it")
 
 # %% [markdown]
+# Seven curves, and the eye cannot tell them apart. So subtract one of them:
+
+# %%
+recorded.plot_gaps("BF16", "How far the others are above BF16 (bars: one standard error)")
+
+# %% [markdown]
 # **Predict first:** which of these curves are a gap, and which are noise? Your `loss_gap` says how many standard errors lie between each and BF16.
 
 

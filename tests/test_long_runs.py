@@ -20,7 +20,7 @@ def recorded() -> LongRuns:
     """Two seeds of two variants: one ends 1 % and 3 % above the other."""
     finals = {("float32", 1): 2.0, ("float32", 2): 3.0, ("FP16, scaler", 1): 2.02, ("FP16, scaler", 2): 3.09}
     runs = [
-        RecordedRun(name, seed, [(25, 4.0), (50, final)], [(50, final)], skipped=seed)
+        RecordedRun(name, seed, [(25, 4.0), (50, final)], [(25, 4.0), (50, final)], skipped=seed)
         for (name, seed), final in finals.items()
     ]
     return LongRuns("06_loss_scaling", {}, runs)
@@ -30,6 +30,16 @@ def test_a_gap_is_taken_in_pairs_with_its_standard_error():
     mean, error = recorded().gap("FP16, scaler", "float32")
     assert mean == pytest.approx(0.02)
     assert error == pytest.approx(0.01)  # two gaps, 0.02 apart: a deviation of 0.01 * sqrt(2), over sqrt(2)
+
+
+def test_gaps_at_every_validation_and_their_picture():
+    assert recorded().gaps("FP16, scaler", "float32")[0] == (25, 0.0, 0.0)
+    step, *last = recorded().gaps("FP16, scaler", "float32")[1]
+    assert (step, tuple(last)) == (50, recorded().gap("FP16, scaler", "float32"))
+    axes = recorded().plot_gaps("float32", "above").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["FP16, scaler"]
+    ((line, *_),) = axes.containers
+    assert list(line.get_ydata()) == pytest.approx([0.0, 2.0])
 
 
 def test_one_pair_has_no_error():

@@ -121,10 +121,20 @@ class LongRuns:
 
         Runs of the same seed see the same batches and are compared in pairs. The error of one pair is NaN.
         """
-        ours, theirs = self.finals(name), self.finals(baseline)
-        gaps = [ours[seed] / theirs[seed] - 1 for seed in ours if seed in theirs]
-        error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
-        return statistics.fmean(gaps), error
+        self.finals(name), self.finals(baseline)  # both were recorded
+        return self.gaps(name, baseline)[-1][1:]
+
+    def gaps(self, name: str, baseline: str) -> list[tuple[int, float, float]]:
+        """(step, mean gap, its standard error) at every validation, as `gap` has them for the last one."""
+        ours, theirs = ({run.seed: dict(run.validations) for run in self.runs if run.name == each}
+                        for each in (name, baseline))  # fmt: skip
+        seeds = [seed for seed in ours if seed in theirs]
+        found = []
+        for step in ours[seeds[0]]:
+            shares = [ours[seed][step] / theirs[seed][step] - 1 for seed in seeds]
+            error = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else math.nan
+            found.append((step, statistics.fmean(shares), error))
+        return found
 
     def table(self, baseline: str) -> str:
         """A line for each variant: seeds, mean last validation loss, gap to `baseline`, skipped steps."""
@@ -162,6 +172,28 @@ class LongRuns:
             axes.grid()
             axes.set_title(title)
             compare.label_ends(axes, list(ends.values()))
+        return made
+
+    def plot_gaps(self, baseline: str, title: str):
+        """How far every other variant is above `baseline` at each validation, with standard errors: a Figure."""
+        from lowprec_lab import compare, plots
+
+        names = {run.name for run in self.runs} - {baseline}
+        variants = [each for each in VARIANTS[self.chapter] if each.name in names]
+        with plots.style():
+            made, axes = plots.figure(9.5, 4.2)
+            ends = []
+            for place, variant in enumerate(variants):
+                steps, means, errors = (np.array(each) for each in zip(*self.gaps(variant.name, baseline), strict=True))
+                color, apart = plots.color_of(variant.fmt), 5 * (place - len(variants) / 2)  # so that bars can be told
+                bars = None if np.isnan(errors).any() else 100 * errors
+                axes.errorbar(steps + apart, 100 * means, bars, color=color, linestyle=variant.line, linewidth=1.2)
+                ends.append((float(steps[-1]), float(100 * means[-1]), variant.name, color))
+            axes.axhline(0, color=plots.color_of("float32"), linewidth=0.8)
+            axes.set_xlabel("step")
+            axes.set_ylabel(f"validation loss above {baseline} (%)")
+            axes.set_title(title)
+            compare.label_ends(axes, ends)
         return made
 
 
