@@ -176,6 +176,18 @@ def test_fp8_trains_nearly_as_well(kind, capsys):
     assert f"in fp8-{kind['recipe']} on cpu" in told
 
 
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+def test_a_head_and_a_batch_that_16_does_not_divide_train_too(recipe, capsys):
+    """65 symbols or so, and 3 * 7 tokens: what does not divide is filled up with zeros."""
+    result = go(steps=6, batch=3, context=7, precision="fp8", recipe=recipe, skip="none")
+    assert "9 of 9 linear layers are converted" in capsys.readouterr().out
+    head = result.trainer.model.head
+    assert head.out_features % 16
+    assert type(head).__name__ == ("DelayedLinear" if recipe == "delayed" else "PaddedLinear")
+    assert head.weight is result.trainer.model.token_embedding.weight
+    assert result.records[-1]["loss"] < result.records[0]["loss"]
+
+
 def test_validations_change_nothing_in_a_delayed_run():
     """A delayed scale learns from what it sees; it must not see the validation text."""
     often, seldom = (go(f"every{every}", eval_every=every, **FP8[-1]) for every in (2, 6))
