@@ -178,11 +178,13 @@ def test_fp8_trains_nearly_as_well(kind, capsys):
 
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_a_head_and_a_batch_that_16_does_not_divide_train_too(recipe, capsys):
-    """65 symbols or so, and 3 * 7 tokens: what does not divide is filled up with zeros."""
-    result = go(steps=6, batch=3, context=7, precision="fp8", recipe=recipe, skip="none")
+    """33 symbols, and 3 * 7 tokens: what does not divide is filled up with zeros."""
+    text = corpus_of(Text(training.VERSE + "%" * 9, "sheep", "LOWPREC_DATA", "Training text: sheep and percents."))
+    told = small(steps=6, batch=3, context=7, precision="fp8", recipe=recipe, skip="none")
+    result = train(told, "run", progress=False, corpus=text)
     assert "9 of 9 linear layers are converted" in capsys.readouterr().out
     head = result.trainer.model.head
-    assert head.out_features % 16
+    assert head.out_features == 33
     assert type(head).__name__ == ("DelayedLinear" if recipe == "delayed" else "PaddedLinear")
     assert head.weight is result.trainer.model.token_embedding.weight
     assert result.records[-1]["loss"] < result.records[0]["loss"]
