@@ -587,7 +587,7 @@ for name in ("matplotlib", "IPython", "ipywidgets", "anywidget", "pooch", "tqdm"
 from lowprec_lab.settings import settings
 from lowprec_lab.train import train
 size = {"layers": 1, "heads": 1, "width": 8, "context": 8, "batch": 2, "eval_batches": 1, "sample": 5}
-for precision in ("fp32", "fp16"):
+for precision in ("fp32", "fp16", "fp8"):
     result = train(settings("baby", steps=2, precision=precision, **size))
 print(len(result.records))
 """
