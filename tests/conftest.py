@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lowprec_lab import blanks, exercises
 from lowprec_lab.bench.chromium import chromium, find_chromium, show_widget
 from lowprec_lab.blanks import BLANKS, load_chapters
 
@@ -69,6 +70,19 @@ def show_until(browser) -> Iterator[Callable]:
     for page in pages:
         page.close()
     assert errors == []
+
+
+@pytest.fixture
+def answer_in_use(monkeypatch, tmp_path):
+    """Put an answer in use as `fill` would, and take it out again."""
+    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
+
+    def use(name, answer):
+        monkeypatch.setitem(blanks.FILLED, name, answer)
+        for tell in exercises._LISTENERS:
+            tell(name)
+
+    return use
 
 
 def pytest_addoption(parser):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowprec_lab import AccumulatorExplorer, blanks, exercises
+from lowprec_lab import AccumulatorExplorer
 from lowprec_lab.explorers import running
 from lowprec_lab.formats import BF16, E2M1, E4M3, E5M2, E8M0, FP16, FP32, Format
 from lowprec_lab.graders import rounding_oracle
@@ -162,29 +162,16 @@ def test_every_running_total_has_a_picture_and_a_text(fmt, increment):
     assert "application/vnd.jupyter.widget-view+json" in data
 
 
-@pytest.fixture
-def sum_in_use(monkeypatch, tmp_path):
-    """Put a function in use for a sum as `fill` would, and take it out again."""
-    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
-
-    def use(name, function):
-        monkeypatch.setitem(blanks.FILLED, name, function)
-        for tell in exercises._LISTENERS:
-            tell(name)
-
-    return use
-
-
-def test_the_learners_sum_is_taken_up_when_it_is_filled(sum_in_use):
+def test_the_learners_sum_is_taken_up_when_it_is_filled(answer_in_use):
     explorer = AccumulatorExplorer(E4M3)
-    sum_in_use("sum_sequential", lambda x, fmt: x.sum(dim=-1))
+    answer_in_use("sum_sequential", lambda x, fmt: x.sum(dim=-1))
     shown = explorer._panels[0]["methods"]["sequential"]
     assert shown["origin"] == "yours"
     assert "your sum_sequential" in shown["line"]
     assert "differs from the definition for" in shown["note"]
     explorer.n = 30
     assert explorer.total == 30.0
-    sum_in_use("sum_sequential", sequential)
+    answer_in_use("sum_sequential", sequential)
     assert explorer.total == 16.0
     assert explorer._panels[0]["methods"]["sequential"]["note"] == ""
 
@@ -197,8 +184,8 @@ def test_the_learners_sum_is_taken_up_when_it_is_filled(sum_in_use):
         (lambda x, fmt: x.sum(), "of the shape ()"),
     ],
 )
-def test_a_sum_that_cannot_be_drawn_gives_way_to_the_oracle(sum_in_use, wrong, reason):
-    sum_in_use("sum_sequential", wrong)
+def test_a_sum_that_cannot_be_drawn_gives_way_to_the_oracle(answer_in_use, wrong, reason):
+    answer_in_use("sum_sequential", wrong)
     explorer = AccumulatorExplorer(E4M3)
     shown = explorer._panels[0]["methods"]["sequential"]
     assert shown["line"] == "exact oracle"

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowprec_lab import CastPolicyExplorer, blanks, exercises
+from lowprec_lab import CastPolicyExplorer
 from lowprec_lab.autocast import POLICIES, op_name, small_gpt
 from lowprec_lab.bench.other_answers import other_answers
 from lowprec_lab.explorers import casting
@@ -170,19 +170,6 @@ def test_where_no_widget_can_live_there_is_a_picture(table):
 
 
 # --- whose code it runs on --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def answer_in_use(monkeypatch, tmp_path):
-    """Put an answer in use as `fill` would, and take it out again."""
-    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
-
-    def use(name, answer):
-        monkeypatch.setitem(blanks.FILLED, name, answer)
-        for tell in exercises._LISTENERS:
-            tell(name)
-
-    return use
 
 
 def test_an_explorer_that_was_refused_is_told_nothing(answer_in_use):

@@ -1,17 +1,16 @@
 """BitExplorer: exact in Python and in the browser, reachable by mouse and keyboard, readable in light and dark."""
 
 import base64
+import functools
 import math
 import random
 from fractions import Fraction
-from functools import cache
 
 import nbformat
 import numpy as np
 import pytest
 import torch
 
-from lowprec_lab import blanks, exercises
 from lowprec_lab.bench import explorer as explorer_bench
 from lowprec_lab.explorers import BitExplorer, nearest
 from lowprec_lab.formats import (
@@ -37,13 +36,13 @@ OWN_FORMAT = Format("e3m4, bias 5", 3, 4, bias=5)
 SMALL_FORMATS = [fmt for fmt in (*FORMATS.values(), OWN_FORMAT) if fmt.width <= 8]
 
 
-@cache
+@functools.cache
 def value_of(code: int, fmt: Format) -> float:
     signed = code - 2**32 if code >= 2**31 else code
     return oracle.decode(torch.tensor([signed], dtype=torch.int32), fmt).item()
 
 
-@cache
+@functools.cache
 def finite_values(fmt: Format) -> dict[int, Fraction]:
     codes = torch.arange(2**fmt.width, dtype=torch.int32)
     values = zip(codes.tolist(), oracle.decode(codes, fmt).tolist(), strict=True)
@@ -226,17 +225,8 @@ def test_every_kind_of_value_has_a_picture(value):
 
 
 @pytest.fixture
-def decode_in_use(monkeypatch, tmp_path):
-    """Put a function in use for `decode` as `fill` would, and take it out again."""
-    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
-    monkeypatch.setattr(blanks, "FILLED", blanks.FILLED)
-
-    def use(function):
-        monkeypatch.setitem(blanks.FILLED, "decode", function)
-        for tell in exercises._LISTENERS:
-            tell("decode")
-
-    return use
+def decode_in_use(answer_in_use):
+    return functools.partial(answer_in_use, "decode")
 
 
 def test_the_learners_decode_is_taken_up_when_it_is_filled(decode_in_use):

@@ -1,6 +1,7 @@
 """RoundingExplorer: exact in all modes, dragged without the kernel, driven by the learner's round_to, accessible."""
 
 import base64
+import functools
 import math
 import random
 from fractions import Fraction
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowprec_lab import RoundingExplorer, blanks, exercises
+from lowprec_lab import RoundingExplorer
 from lowprec_lab.explorers import ladder, nearest
 from lowprec_lab.formats import (
     BF16,
@@ -131,16 +132,8 @@ def test_every_kind_of_value_has_a_picture(value):
 
 
 @pytest.fixture
-def round_to_in_use(monkeypatch, tmp_path):
-    """Put a function in use for `round_to` as `fill` would, and take it out again."""
-    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
-
-    def use(function):
-        monkeypatch.setitem(blanks.FILLED, "round_to", function)
-        for tell in exercises._LISTENERS:
-            tell("round_to")
-
-    return use
+def round_to_in_use(answer_in_use):
+    return functools.partial(answer_in_use, "round_to")
 
 
 def truncating(x, fmt, mode="nearest_even", overflow="saturate"):
