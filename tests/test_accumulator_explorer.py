@@ -3,7 +3,6 @@
 import base64
 import math
 
-import nbformat
 import numpy as np
 import pytest
 import torch
@@ -322,61 +321,3 @@ def test_axe_finds_no_violation(show, case, theme):
     page = show(ACCESSIBLE[case](), THEMES[theme], width=700)
     page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
     assert axe_violations(page, ".lplab") == []
-
-
-# --- in JupyterLab ----------------------------------------------------------------------------------------------------
-
-PAGE = {
-    "show": "from lowprec_lab import AccumulatorExplorer\nexplorer = AccumulatorExplorer()\nexplorer",
-    "value": "print(explorer.n, explorer.total, explorer.fmt, explorer.method)",
-    "imports": "from lowprec_lab.exercises import fill",
-    "fill": "@fill\ndef sum_sequential(x, fmt):\n    return x.sum(dim=-1)",
-}
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_it_lives_in_jupyterlab(browser, tmp_path):
-    from browser import axe_violations, jupyter_lab
-
-    root = tmp_path / "pages"
-    root.mkdir()
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in PAGE.items()]
-    nbformat.write(notebook, root / "page.ipynb")
-    with jupyter_lab(root) as lab:
-        opened = lab.open(browser, "page.ipynb")
-        page = opened.page
-        opened.run_cell("show")
-        slider = page.get_by_role("slider", name="Additions")
-        slider.focus()
-        page.keyboard.press("End")  # JupyterLab has uses of its own for these keys
-        page.keyboard.press("ArrowLeft")
-        _wait(opened, "511 256.0 bfloat16 sequential")
-        page.get_by_label("Format").select_option("float8_e4m3fn")
-        page.get_by_text("stops at 16, after 16 additions").wait_for()
-        page.get_by_label("Sum").select_option("kahan")
-        _wait(opened, "float8_e4m3fn kahan")
-        page.get_by_label("Sum").select_option("sequential")
-        opened.run_cell("imports")
-        assert "Error" not in opened.run_cell("fill")
-        opened.select("show")
-        page.get_by_text("your sum_sequential").wait_for()
-        for theme in ("dark", "light"):
-            opened.set_theme(theme)
-            page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
-            assert axe_violations(page, ".lplab") == []
-        opened.restart_kernel()
-        opened.run_cell("show")
-        page.get_by_role("button", name="100 additions").click()
-        _wait(opened, "100 100.0 bfloat16 sequential")
-        opened.close()
-
-
-def _wait(opened, expected: str) -> None:
-    """Ask the kernel until it has heard of the last change: the page sends changes one at a time."""
-    seen = [opened.run_cell("value")]
-    while expected not in seen[-1] and len(seen) < 10:
-        opened.page.wait_for_timeout(200)
-        seen.append(opened.run_cell("value"))
-    assert expected in seen[-1]

@@ -2,7 +2,6 @@
 
 import base64
 
-import nbformat
 import pytest
 import torch
 from misconceptions import WRONG, label
@@ -433,59 +432,3 @@ def test_it_lets_go_of_everything(show):
     page = show(CastPolicyExplorer())
     page.evaluate("window.unmount()")
     assert page.evaluate("Object.values(window.model.listeners).every((list) => list.length === 0)")
-
-
-# --- in JupyterLab ----------------------------------------------------------------------------------------------------
-
-PAGE = {
-    "show": "from lowprec_lab import CastPolicyExplorer\nexplorer = CastPolicyExplorer()\nexplorer",
-    "value": "print(explorer.table, explorer.op, explorer.again, explorer.policies, explorer.rows[-1]['op'])",
-    "imports": "from lowprec_lab.exercises import fill",
-    "fill": "@fill\ndef cast_policy(op, device_type):\n    return 'fp32' if op == 'gelu' else 'as is'",
-}
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_it_lives_in_jupyterlab_and_after_a_restart(browser, tmp_path):
-    from browser import axe_violations, jupyter_lab
-
-    root = tmp_path / "pages"
-    root.mkdir()
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in PAGE.items()]
-    nbformat.write(notebook, root / "page.ipynb")
-    with jupyter_lab(root) as lab:
-        opened = lab.open(browser, "page.ipynb")
-        page = opened.page
-        for theme in ("light", "dark"):
-            opened.run_cell("show")
-            page.locator("[data-key=qkv]").focus()
-            page.keyboard.press("ArrowDown")  # JupyterLab has uses of its own for these keys
-            page.keyboard.press("ArrowDown")
-            _wait(opened, "cpu scaled False {} cross_entropy_loss")
-            page.locator("[data-key=mixed]").click()
-            page.get_by_label("Table", exact=True).select_option("own")
-            page.get_by_label("Policy of matmul in your table", exact=True).select_option("as is")
-            page.locator("[data-key=softmax]").click()
-            page.get_by_label("Policy of softmax in your table", exact=True).select_option("fp32")
-            page.get_by_text("The pass does not get to the end.").wait_for()
-            _wait(opened, "own softmax False {'matmul': 'as is', 'softmax': 'fp32'} matmul")
-            opened.set_theme(theme)
-            page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
-            assert axe_violations(page, ".lplab") == []
-            opened.run_cell("imports")
-            assert "Error" not in opened.run_cell("fill")
-            opened.select("show")
-            page.get_by_text("your cast_policy").wait_for()
-            opened.restart_kernel()
-        opened.close()
-
-
-def _wait(opened, expected: str) -> None:
-    """Ask the kernel until it has heard of the last change: the page sends changes one at a time."""
-    seen = [opened.run_cell("value")]
-    while expected not in seen[-1] and len(seen) < 10:
-        opened.page.wait_for_timeout(200)
-        seen.append(opened.run_cell("value"))
-    assert expected in seen[-1]
