@@ -267,6 +267,7 @@ def test_a_pass_may_end_with_its_first_op(answer_in_use):
 ANSWERS = [wrong for wrong in WRONG if wrong.exercise in CastPolicyExplorer.runs_on]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ANSWERS, ids=label)
 def test_no_known_misconception_takes_it_down(answer_in_use, wrong):
     depth = torch._C._len_torch_function_stack()

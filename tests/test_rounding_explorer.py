@@ -123,6 +123,7 @@ def test_the_static_picture_and_the_text_go_with_the_widget():
     assert "application/vnd.jupyter.widget-view+json" in data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, -0.0, math.nan, math.inf, 1e-45, 3.4e38, -448.0, 464.0, 1.0])
 def test_every_kind_of_value_has_a_picture(value):
     for fmt in (E4M3, E5M2FNUZ, E8M0, BF16, E2M1, OWN_FORMAT, NO_ZERO):
