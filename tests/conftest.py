@@ -24,7 +24,7 @@ NO_CHROMIUM = (
 # Files that take a minute or more. They begin first: nothing long is left for one process at the end.
 LONGEST_FIRST = (
     "test_course.py", "test_red_team.py", "test_runner.py", "test_plugin.py", "test_journey.py", "test_train.py",
-    "test_guide.py",
+    "test_guide.py", "test_explorers_in_jupyterlab.py", "test_sandbox.py",
 )  # fmt: skip
 # Files that look at the same verdicts on the answers to an exercise.
 BY_EXERCISE = ("test_graders.py", "test_judge.py", "test_verdicts.py")

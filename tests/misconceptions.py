@@ -1,6 +1,7 @@
 """The known misconceptions, and verdicts that many tests look at and no process makes twice."""
 
 import functools
+from dataclasses import replace
 
 from lowprec_lab.blanks import BLANKS, in_order
 from lowprec_lab.graders import judging, naming, registry
@@ -23,6 +24,12 @@ def verdict_on(wrong):
     """What is said of it when nobody looks for its name. Its checks are run once, for naming as well."""
     outcomes = [naming.known_outcome(wrong, check, PUBLIC_SEED, 1) for check in CHECKS[wrong.exercise]]
     return judging.summary(BLANKS[wrong.exercise], wrong.function, outcomes)
+
+
+def named_verdict(wrong):
+    """The same with its name, as naming puts it in front; here nobody asks whether another would fit as well."""
+    told = verdict_on(wrong)
+    return replace(told, misconception=wrong.function.__name__, sentences=[wrong.sentence, *told.sentences])
 
 
 @functools.cache

@@ -7,13 +7,12 @@ import importlib
 import math
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from misconceptions import NAMES, WRONG, in_notebook, label, verdict_on
+from misconceptions import NAMES, WRONG, in_notebook, label, named_verdict, verdict_on
 
 from lowprec_lab import formats
 from lowprec_lab.blanks import BLANKS
@@ -416,10 +415,8 @@ def test_html_escapes_every_part():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_html_needs_no_style_sheet(name):
-    wrong = MISCONCEPTIONS[name][0]
-    told = verdict_on(wrong)
-    named = replace(told, misconception=wrong.function.__name__, sentences=[wrong.sentence, *told.sentences])
-    for verdict in (in_notebook(name, reference_source(name)), named, judged(name, lambda *args: None)):
+    right, wrong = in_notebook(name, reference_source(name)), named_verdict(MISCONCEPTIONS[name][0])
+    for verdict in (right, wrong, judged(name, lambda *args: None)):
         markup = verdict.html()
         assert not re.search(r"<style|<svg|<script|\bclass=|\baria-|\bid=", markup)
         tags = re.findall(r"<(/?)(\w+)", markup)
