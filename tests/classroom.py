@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import nbformat
 
 from lowprec_lab import authoring
 from lowprec_lab.authoring import source_notebook
+from lowprec_lab.bench import classroom
 from lowprec_lab.blanks import BLANKS, load_chapters
 from lowprec_lab.grading.course import Course, init_course
 
@@ -32,7 +32,6 @@ class Room:
     place: Path
 
     def __post_init__(self) -> None:
-        (self.place / "home").mkdir(exist_ok=True)
         self.exchange.mkdir(exist_ok=True)
         self.exchange.chmod(0o777)
 
@@ -46,16 +45,7 @@ class Room:
 
     @property
     def environment(self) -> dict[str, str]:
-        home = self.place / "home"
-        own = ("JUPYTER", "LOWPREC", "NBGRADER")
-        return {
-            **{name: value for name, value in os.environ.items() if not name.startswith(own)},
-            "HOME": str(home),
-            "USERPROFILE": str(home),
-            "JUPYTER_CONFIG_DIR": str(home / "config"),
-            "PYTHONPATH": str(ROOT),
-            "LOWPREC_WORK": str(self.work),
-        }
+        return classroom.nobodys_settings(self.place / "home", self.work)
 
     def run(self, folder: Path, *words: str, status: int = 0) -> str:
         """Run an nbgrader command in `folder`, and return what it said."""
@@ -115,11 +105,7 @@ def read_page(url: str, server: subprocess.Popen | None = None, seconds: int = 9
 
 def answered(page: Path, answers: dict[str, str]) -> nbformat.NotebookNode:
     """The released page at `page`, with the given sources in its answer cells."""
-    notebook = nbformat.read(page, as_version=4)
-    for cell in notebook.cells:
-        if cell.id in answers:
-            cell.source = answers[cell.id]
-    return notebook
+    return classroom.answered(nbformat.read(page, as_version=4), answers)
 
 
 def references(name: str) -> dict[str, str]:
@@ -134,8 +120,7 @@ def released(course: Course, name: str) -> Path:
 
 def hand_in(course: Course, student: str, name: str, page: object, timestamp: str = "") -> Path:
     """A submission as a learning-management system gives it: a file in submitted/. page: a notebook, or its bytes."""
-    path = course.folder / "submitted" / student / name / f"{name}.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = classroom.submission(course.folder, student, name)
     path.write_bytes(page) if isinstance(page, bytes) else nbformat.write(page, path)
     if timestamp:
         (path.parent / "timestamp.txt").write_text(timestamp)

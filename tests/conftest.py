@@ -1,4 +1,4 @@
-"""What all tests share: the --answers option, a browser that shows explorers, and what happens where there is none."""
+"""What all tests share: the --answers option, a browser that shows explorers, and which process runs which tests."""
 
 import os
 
@@ -6,9 +6,11 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from lowprec_lab import blanks, exercises
 from lowprec_lab.bench.chromium import chromium, find_chromium, show_widget
 from lowprec_lab.blanks import BLANKS, load_chapters
 
@@ -18,6 +20,16 @@ NO_CHROMIUM = (
     "no Chromium was found. Install one (Debian: apt-get install chromium; macOS: brew install --cask chromium) "
     "or set LOWPREC_CHROMIUM to its path"
 )
+
+# Files that take a minute or more. They begin first: nothing long is left for one process at the end.
+LONGEST_FIRST = (
+    "test_course.py", "test_red_team.py", "test_runner.py", "test_plugin.py", "test_journey.py", "test_train.py",
+    "test_guide.py", "test_explorers_in_jupyterlab.py", "test_sandbox.py",
+)  # fmt: skip
+# Files that look at the same verdicts on the answers to an exercise.
+BY_EXERCISE = ("test_graders.py", "test_judge.py", "test_verdicts.py")
+# Files of long tests that have nothing in common: each may run in any process.
+NOTHING_SHARED = ("test_pages.py",)
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +72,19 @@ def show_until(browser) -> Iterator[Callable]:
     assert errors == []
 
 
+@pytest.fixture
+def answer_in_use(monkeypatch, tmp_path):
+    """Put an answer in use as `fill` would, and take it out again."""
+    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
+
+    def use(name, answer):
+        monkeypatch.setitem(blanks.FILLED, name, answer)
+        for tell in exercises._LISTENERS:
+            tell(name)
+
+    return use
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--answers",
@@ -69,9 +94,33 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests that share something run in one process. (pytest-xdist 3.8 does not see a test's group under pytest 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # groups are handed out in the order of the tests
+    return Groups(config, log)
+
+
+def group_of(nodeid):
+    """What runs in one process: the tests of an exercise, of a file (which may have fixtures), or a test alone."""
+    path, _, test = nodeid.partition("::")
+    if Path(path).name in NOTHING_SHARED:
+        return nodeid
+    named = test.partition("[")[2].rstrip("]").split("-") if Path(path).name in BY_EXERCISE else []
+    return next((part for part in named if part in BLANKS), path)
+
+
 def pytest_collection_modifyitems(items):
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
     needs_browser = [item for item in items if item.get_closest_marker("browser")]
     if not needs_browser or find_chromium() is not None:
         return
@@ -79,13 +128,3 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError(f"LOWPREC_REQUIRE_BROWSER=1, but {NO_CHROMIUM}")
     for item in needs_browser:
         item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
-
-
-def _group(item):
-    """Tests of one group run in one process: an exercise's, for its misconceptions are run once, or a file's."""
-    parameters = getattr(item, "callspec", None) and item.callspec.params
-    for case in (parameters or {}).values():
-        exercise = getattr(case, "exercise", case)
-        if isinstance(exercise, str) and exercise in BLANKS:
-            return exercise
-    return item.path.name

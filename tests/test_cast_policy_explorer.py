@@ -2,7 +2,6 @@
 
 import base64
 
-import nbformat
 import pytest
 import torch
 from misconceptions import WRONG, label
@@ -10,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowprec_lab import CastPolicyExplorer, blanks, exercises
+from lowprec_lab import CastPolicyExplorer
 from lowprec_lab.autocast import POLICIES, op_name, small_gpt
 from lowprec_lab.bench.other_answers import other_answers
 from lowprec_lab.explorers import casting
@@ -172,19 +171,6 @@ def test_where_no_widget_can_live_there_is_a_picture(table):
 # --- whose code it runs on --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def answer_in_use(monkeypatch, tmp_path):
-    """Put an answer in use as `fill` would, and take it out again."""
-    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
-
-    def use(name, answer):
-        monkeypatch.setitem(blanks.FILLED, name, answer)
-        for tell in exercises._LISTENERS:
-            tell(name)
-
-    return use
-
-
 def test_an_explorer_that_was_refused_is_told_nothing(answer_in_use):
     """The last error of a notebook keeps it alive."""
     with pytest.raises(ValueError, match="'mps' is not one of") as kept:
@@ -281,6 +267,7 @@ def test_a_pass_may_end_with_its_first_op(answer_in_use):
 ANSWERS = [wrong for wrong in WRONG if wrong.exercise in CastPolicyExplorer.runs_on]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ANSWERS, ids=label)
 def test_no_known_misconception_takes_it_down(answer_in_use, wrong):
     depth = torch._C._len_torch_function_stack()
@@ -446,59 +433,3 @@ def test_it_lets_go_of_everything(show):
     page = show(CastPolicyExplorer())
     page.evaluate("window.unmount()")
     assert page.evaluate("Object.values(window.model.listeners).every((list) => list.length === 0)")
-
-
-# --- in JupyterLab ----------------------------------------------------------------------------------------------------
-
-PAGE = {
-    "show": "from lowprec_lab import CastPolicyExplorer\nexplorer = CastPolicyExplorer()\nexplorer",
-    "value": "print(explorer.table, explorer.op, explorer.again, explorer.policies, explorer.rows[-1]['op'])",
-    "imports": "from lowprec_lab.exercises import fill",
-    "fill": "@fill\ndef cast_policy(op, device_type):\n    return 'fp32' if op == 'gelu' else 'as is'",
-}
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_it_lives_in_jupyterlab_and_after_a_restart(browser, tmp_path):
-    from browser import axe_violations, jupyter_lab
-
-    root = tmp_path / "pages"
-    root.mkdir()
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in PAGE.items()]
-    nbformat.write(notebook, root / "page.ipynb")
-    with jupyter_lab(root) as lab:
-        opened = lab.open(browser, "page.ipynb")
-        page = opened.page
-        for theme in ("light", "dark"):
-            opened.run_cell("show")
-            page.locator("[data-key=qkv]").focus()
-            page.keyboard.press("ArrowDown")  # JupyterLab has uses of its own for these keys
-            page.keyboard.press("ArrowDown")
-            _wait(opened, "cpu scaled False {} cross_entropy_loss")
-            page.locator("[data-key=mixed]").click()
-            page.get_by_label("Table", exact=True).select_option("own")
-            page.get_by_label("Policy of matmul in your table", exact=True).select_option("as is")
-            page.locator("[data-key=softmax]").click()
-            page.get_by_label("Policy of softmax in your table", exact=True).select_option("fp32")
-            page.get_by_text("The pass does not get to the end.").wait_for()
-            _wait(opened, "own softmax False {'matmul': 'as is', 'softmax': 'fp32'} matmul")
-            opened.set_theme(theme)
-            page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
-            assert axe_violations(page, ".lplab") == []
-            opened.run_cell("imports")
-            assert "Error" not in opened.run_cell("fill")
-            opened.select("show")
-            page.get_by_text("your cast_policy").wait_for()
-            opened.restart_kernel()
-        opened.close()
-
-
-def _wait(opened, expected: str) -> None:
-    """Ask the kernel until it has heard of the last change: the page sends changes one at a time."""
-    seen = [opened.run_cell("value")]
-    while expected not in seen[-1] and len(seen) < 10:
-        opened.page.wait_for_timeout(200)
-        seen.append(opened.run_cell("value"))
-    assert expected in seen[-1]

@@ -1,17 +1,15 @@
 """BitExplorer: exact in Python and in the browser, reachable by mouse and keyboard, readable in light and dark."""
 
 import base64
+import functools
 import math
 import random
 from fractions import Fraction
-from functools import cache
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 
-from lowprec_lab import blanks, exercises
 from lowprec_lab.bench import explorer as explorer_bench
 from lowprec_lab.explorers import BitExplorer, nearest
 from lowprec_lab.formats import (
@@ -37,13 +35,13 @@ OWN_FORMAT = Format("e3m4, bias 5", 3, 4, bias=5)
 SMALL_FORMATS = [fmt for fmt in (*FORMATS.values(), OWN_FORMAT) if fmt.width <= 8]
 
 
-@cache
+@functools.cache
 def value_of(code: int, fmt: Format) -> float:
     signed = code - 2**32 if code >= 2**31 else code
     return oracle.decode(torch.tensor([signed], dtype=torch.int32), fmt).item()
 
 
-@cache
+@functools.cache
 def finite_values(fmt: Format) -> dict[int, Fraction]:
     codes = torch.arange(2**fmt.width, dtype=torch.int32)
     values = zip(codes.tolist(), oracle.decode(codes, fmt).tolist(), strict=True)
@@ -226,17 +224,8 @@ def test_every_kind_of_value_has_a_picture(value):
 
 
 @pytest.fixture
-def decode_in_use(monkeypatch, tmp_path):
-    """Put a function in use for `decode` as `fill` would, and take it out again."""
-    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
-    monkeypatch.setattr(blanks, "FILLED", blanks.FILLED)
-
-    def use(function):
-        monkeypatch.setitem(blanks.FILLED, "decode", function)
-        for tell in exercises._LISTENERS:
-            tell("decode")
-
-    return use
+def decode_in_use(answer_in_use):
+    return functools.partial(answer_in_use, "decode")
 
 
 def test_the_learners_decode_is_taken_up_when_it_is_filled(decode_in_use):
@@ -540,70 +529,3 @@ def test_from_click_to_paint_in_under_50_ms(browser, case):
     measured = explorer_bench.measure(browser, case)
     assert measured["clicks"] >= 30
     assert 0 < measured["median_ms"] < 50
-
-
-# --- in JupyterLab ----------------------------------------------------------------------------------------------------
-
-PAGE = {
-    "show": "from lowprec_lab.explorers import BitExplorer\nexplorer = BitExplorer('E4M3')\nexplorer",
-    "codes": "print(explorer.codes, explorer.value)",
-    "set": "explorer.value = 448",
-    "imports": "from lowprec_lab.exercises import fill",
-    "fill": "@fill\ndef decode(codes, fmt):\n    return codes.double()",
-}
-
-
-def wait_for_codes(opened, expected: str) -> None:
-    """Ask the kernel until it has heard of the last change: the page sends changes one at a time."""
-    seen = [opened.run_cell("codes")]
-    while expected not in seen[-1] and len(seen) < 10:
-        opened.page.wait_for_timeout(200)
-        seen.append(opened.run_cell("codes"))
-    assert expected in seen[-1]
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_it_lives_in_jupyterlab(browser, tmp_path):
-    from browser import axe_violations, jupyter_lab
-
-    root = tmp_path / "pages"
-    root.mkdir()
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in PAGE.items()]
-    nbformat.write(notebook, root / "page.ipynb")
-    with jupyter_lab(root) as lab:
-        opened = lab.open(browser, "page.ipynb")
-        page = opened.page
-        opened.run_cell("show")
-        bits = page.locator(".lplab-bit")
-        bits.nth(1).click()
-        wait_for_codes(opened, "{'float8_e4m3fn': 93} 26.0")
-
-        bits.nth(0).focus()  # JupyterLab has uses of its own for these keys
-        for key in ("ArrowRight", "Space", "ArrowRight", "ArrowLeft", "Space", "Space"):
-            page.keyboard.press(key)
-        wait_for_codes(opened, "{'float8_e4m3fn': 29}")
-        page.locator("[role=gridcell]").nth(0x1D).focus()
-        page.keyboard.press("ArrowDown")
-        page.keyboard.press("Enter")
-        wait_for_codes(opened, "{'float8_e4m3fn': 45}")
-
-        opened.run_cell("set")
-        page.get_by_text("= 7 × 2⁶").wait_for()
-        opened.run_cell("imports")
-        assert "Error" not in opened.run_cell("fill")
-        opened.select("show")
-        page.get_by_text("your decode").wait_for()
-        for theme in ("dark", "light"):
-            opened.set_theme(theme)
-            page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
-            assert axe_violations(page, ".lplab") == []
-
-        opened.restart_kernel()
-        opened.run_cell("show")
-        bits.nth(1).click()
-        wait_for_codes(opened, "{'float8_e4m3fn': 93} 26.0")
-        kinds = set(opened.outputs("show")[0]["data"])
-        assert kinds == {"text/plain", "image/png", "application/vnd.jupyter.widget-view+json"}
-        opened.close()

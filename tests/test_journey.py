@@ -7,6 +7,7 @@ JupyterLab is started by the code that `make lab` runs. LOWPREC_SCREENSHOT=PATH 
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import os
@@ -20,12 +21,13 @@ from pathlib import Path
 import nbformat
 import pytest
 from browser import Lab, NotebookPage, _end, _environment, _free_port, _wait_until_up, axe_violations
+from misconceptions import NAMES, named_verdict
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from lowprec_lab import BitExplorer, bootstrap, doctor
-from lowprec_lab.blanks import BLANKS, in_order, load_chapters
-from lowprec_lab.graders import registry
+from lowprec_lab.blanks import BLANKS, in_order
 from lowprec_lab.graders.judging import grade, unwritten
+from lowprec_lab.graders.registry import MISCONCEPTIONS
 from lowprec_lab.graders.verdict import FIELD_COLORS
 from lowprec_lab.progress import progress_map
 from lowprec_lab.sources import reference, sources_in
@@ -334,16 +336,14 @@ def assert_the_explorer_works(page):
 # --- untrusted --------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def verdicts() -> dict:
     """A verdict of every level, and of every exercise one on a known mistake."""
-    load_chapters()
-    registry.load_graders()
-    mistakes = {name: known[0].function for name, known in registry.MISCONCEPTIONS.items()}
 
     def breaks(codes, fmt):
         return codes.there_is_no_such_method("<b>escaped</b>")
 
-    shown = {f"wrong {name}": grade(BLANKS[name], mistake) for name, mistake in mistakes.items()}
+    shown = {f"wrong {name}": named_verdict(MISCONCEPTIONS[name][0]) for name in NAMES}
     shown["exact"] = grade(BLANKS["decode"], reference("decode"))
     shown["failed"] = grade(BLANKS["decode"], breaks)
     shown["unwritten"] = unwritten(BLANKS["decode"], "not written yet (exercise 1.5)", "Write it in the cell above.")

@@ -1,6 +1,7 @@
 """The judge says of an answer in the sandbox what the same checks say of it in the notebook and in a terminal."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from misconceptions import WRONG, label, verdict_on
+from misconceptions import NAMES, WRONG, in_notebook, label, verdict_on
 from sandboxes import open_sandbox
 
 from lowprec_lab import blanks, chapters
@@ -34,7 +35,7 @@ PACKAGE = Path(blanks.__file__).parent
 OTHERS = other_answers()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # an exercise's tests run in one process after another exercise's
 def workers():
     with open_sandbox() as sandbox:
         yield sandbox
@@ -74,6 +75,7 @@ def given_import(line):
     return "import " + ", ".join(f"given_{name} as {alias or name}" for name, _, alias in parts)
 
 
+@functools.cache
 def standing_alone(wrong):
     """The misconception as an answer cell: its own text, and what it uses of its module as helpers."""
     module = sys.modules[wrong.function.__module__]
@@ -135,10 +137,6 @@ def said(verdict):
     return found
 
 
-def in_notebook(name, source):
-    return grade(BLANKS[name], load(source, BLANKS[name], reference, f"answer: {name}"))
-
-
 # --- the same verdict everywhere --------------------------------------------------------------------------------------
 
 
@@ -163,6 +161,19 @@ def test_a_misconception_gets_the_same_verdict(wrong, workers):
     assert (verdict.level, verdict.points, verdict.rows) == (original.level, original.points, original.rows)
     if wrong is MISCONCEPTIONS[name][0]:  # a terminal loads an answer in its own way, and then goes the same one
         assert said(verdict) == said(judge_source(BLANKS[name], source, {name: source}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_nine_in_ten_misconceptions_are_named_and_none_falsely(name):
+    """In the notebook, of an answer with the misconception's text."""
+    named = 0
+    for wrong in MISCONCEPTIONS[name]:
+        verdict = in_notebook(name, standing_alone(wrong))
+        assert verdict.misconception in ("", wrong.function.__name__)
+        assert not verdict.misconception or verdict.sentences[0] == wrong.sentence
+        named += bool(verdict.misconception)
+    assert named >= 0.9 * len(MISCONCEPTIONS[name])
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import math
 
-import nbformat
 import numpy as np
 import pytest
 import torch
@@ -141,38 +140,3 @@ def test_axe_finds_no_violation(show, log2_scale, theme):
     page = show(LossScaleExplorer(gradients(), FP16, log2_scale), THEMES[theme], width=700)
     page.wait_for_function("theme => document.querySelector('.lplab').dataset.theme === theme", arg=theme)
     assert axe_violations(page, ".lplab") == []
-
-
-PAGE = {
-    "show": "import torch\nfrom lowprec_lab import LossScaleExplorer\n"
-    "explorer = LossScaleExplorer(torch.full((10,), 2.0**-26))\nexplorer",
-    "value": "print(explorer.log2_scale, explorer.fmt, explorer.outcome['lost'])",
-}
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_it_lives_in_jupyterlab_and_after_a_restart(browser, tmp_path):
-    from browser import jupyter_lab
-
-    root = tmp_path / "pages"
-    root.mkdir()
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in PAGE.items()]
-    nbformat.write(notebook, root / "page.ipynb")
-    with jupyter_lab(root) as lab:
-        opened = lab.open(browser, "page.ipynb")
-        for round_ in range(2):
-            opened.run_cell("show")
-            slider = opened.page.get_by_role("slider", name="Loss scale")
-            slider.focus()
-            opened.page.keyboard.press("ArrowRight")  # JupyterLab has uses of its own for these keys
-            opened.page.keyboard.press("ArrowRight")
-            seen = [opened.run_cell("value")]
-            while "2 float16 0" not in seen[-1] and len(seen) < 10:
-                opened.page.wait_for_timeout(200)
-                seen.append(opened.run_cell("value"))
-            assert "2 float16 0" in seen[-1]
-            if not round_:
-                opened.restart_kernel()
-        opened.close()

@@ -441,6 +441,7 @@ def test_ci_calls_make_test_and_skips_no_browser():
 BROWSER_TEST = "import pytest\n\n@pytest.mark.browser\ndef test_page():\n    pass\n\ndef test_other():\n    pass\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chromium", "required", "status", "says"),
     [

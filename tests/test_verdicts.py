@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from misconceptions import NAMES, WRONG, label, verdict_on
+from misconceptions import NAMES, WRONG, in_notebook, label, named_verdict, verdict_on
 
 from lowprec_lab import formats
 from lowprec_lab.blanks import BLANKS
@@ -26,7 +26,7 @@ from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS
 from lowprec_lab.graders.run import run_checks
 from lowprec_lab.graders.verdict import Row, Verdict
-from lowprec_lab.sources import Source, load, reference
+from lowprec_lab.sources import Source, load, reference, reference_source
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,6 +74,7 @@ def test_what_cannot_be_compared_is_told(function, sentence):
     assert sentence in verdict.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_exercise_survives_answers_of_every_kind(name):
     for result in (None, 3, 2.5, "text", [], (), (1, 2, 3), np.zeros(3), torch.zeros(0), torch.zeros(3, 3), E4M3, b"x"):
@@ -414,8 +415,9 @@ def test_html_escapes_every_part():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_html_needs_no_style_sheet(name):
-    for function in (reference(name), MISCONCEPTIONS[name][0].function, lambda *args: None):
-        markup = grade(BLANKS[name], function).html()
+    right, wrong = in_notebook(name, reference_source(name)), named_verdict(MISCONCEPTIONS[name][0])
+    for verdict in (right, wrong, judged(name, lambda *args: None)):
+        markup = verdict.html()
         assert not re.search(r"<style|<svg|<script|\bclass=|\baria-|\bid=", markup)
         tags = re.findall(r"<(/?)(\w+)", markup)
         assert {tag for _, tag in tags} <= {"div", "b", "u", "pre", "span", "br"}

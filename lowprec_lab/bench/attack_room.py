@@ -29,6 +29,7 @@ import nbformat
 
 from lowprec_lab import authoring
 from lowprec_lab.bench.attacks import CHAPTER, Attack
+from lowprec_lab.bench.classroom import nobodys_settings
 from lowprec_lab.blanks import BLANKS
 from lowprec_lab.grading.course import CONFIG, init_course
 from lowprec_lab.sources import reference_source
@@ -191,14 +192,7 @@ class Room:
         return in_time
 
     def _environment(self) -> dict[str, str]:
-        ours = {
-            name: text for name, text in os.environ.items() if not name.startswith(("JUPYTER", "LOWPREC", "NBGRADER"))
-        }
-        return ours | {
-            "HOME": str(self.home),
-            "JUPYTER_CONFIG_DIR": str(self.home / "config"),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "LOWPREC_WORK": str(self.home / "work"),
+        return nobodys_settings(self.home) | {
             "LOWPREC_CANARY": self.secrets["environment"],
             "RED_TEAM": self.mark,
         }

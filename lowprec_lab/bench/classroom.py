@@ -61,15 +61,11 @@ class Classroom:
 
     def answered(self, answers: Mapping[str, str]) -> NotebookNode:
         """The released page with answers (the text of a cell by exercise) in place."""
-        page = self.released()
-        for cell in page.cells:
-            cell.source = answers.get(cell.id, cell.source)
-        return page
+        return answered(self.released(), answers)
 
     def hand_in(self, student: str, page: NotebookNode | bytes, name: str | None = None) -> Path:
         """Put a page, or whatever else somebody took for one, where nbgrader collects submissions."""
-        path = self.course / "submitted" / student / self.chapter.name / (name or f"{self.chapter.name}.ipynb")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = submission(self.course, student, self.chapter.name, name)
         path.write_bytes(page if isinstance(page, bytes) else json.dumps(page).encode())
         return path
 
@@ -83,14 +79,7 @@ class Classroom:
 
     def environment(self) -> dict[str, str]:
         """Nobody's settings: neither this user's Jupyter nor their learner's folder."""
-        own = {
-            name: text for name, text in os.environ.items() if not name.startswith(("JUPYTER", "LOWPREC", "NBGRADER"))
-        }
-        home = self.place / "home"
-        home.mkdir(parents=True, exist_ok=True)
-        paths = {"HOME": home, "JUPYTER_CONFIG_DIR": home / "config", "LOWPREC_WORK": home / "work"}
-        package = str(Path(__file__).resolve().parents[2])
-        return own | {name: str(path) for name, path in paths.items()} | {"PYTHONPATH": package}
+        return nobodys_settings(self.place / "home")
 
     def run(self, *words: str, limit_s: float = _LIMIT_S) -> subprocess.CompletedProcess:
         """Run a command of this Python in the course's folder."""
@@ -111,6 +100,38 @@ class Classroom:
     def points(self, student: str) -> dict[str, float | None]:
         """What a student's checks were worth, by exercise; {} for somebody who was not graded."""
         return {cell.removeprefix("check_"): points for who, cell, points, *_ in self.grades() if who == student}
+
+
+def nobodys_settings(home: Path, work: Path | None = None) -> dict[str, str]:
+    """This environment without its user's settings of Jupyter, nbgrader and the lab, at home in `home`, which is made.
+
+    work: the learner's folder; one in `home` when omitted.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    own = ("JUPYTER", "LOWPREC", "NBGRADER")
+    others = {name: text for name, text in os.environ.items() if not name.startswith(own)}
+    paths = {
+        "HOME": home,
+        "USERPROFILE": home,
+        "JUPYTER_CONFIG_DIR": home / "config",
+        "PYTHONPATH": Path(__file__).resolve().parents[2],
+        "LOWPREC_WORK": work or home / "work",
+    }
+    return others | {name: str(path) for name, path in paths.items()}
+
+
+def answered(page: NotebookNode, answers: Mapping[str, str]) -> NotebookNode:
+    """The page, with answers (the text of a cell by exercise) in place."""
+    for cell in page.cells:
+        cell.source = answers.get(cell.id, cell.source)
+    return page
+
+
+def submission(course: Path, student: str, chapter: str, name: str | None = None) -> Path:
+    """Where nbgrader collects what a student hands in for a chapter, as a file of this name; its folder is made."""
+    path = course / "submitted" / student / chapter / (name or f"{chapter}.ipynb")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def honest_answers(chapter: Chapter) -> Iterator[dict[str, str]]:

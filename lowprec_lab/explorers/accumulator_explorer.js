@@ -63,7 +63,7 @@ class Explorer {
     this.countNode = element("dd", { class: "lpsum-count" });
     return element(
       "dl",
-      { class: "lpsum-reading" },
+      { class: "lplab-numbers lpsum-reading" },
       fact("additions", this.countNode),
       fact("total in the format", this.totalNode),
       fact("exact total", this.exactNode),

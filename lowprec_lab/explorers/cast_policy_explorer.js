@@ -24,7 +24,7 @@ class Explorer {
     this.way = svg("svg", { class: "lpcast-way", "aria-hidden": "true" });
     const ops = element("figure", { class: "lpcast-ops" }, this.heads(), element("div", { class: "lpcast-scene" }, this.way, this.list), this.caption);
     this.detail = element("section", { class: "lpcast-detail", "aria-label": "The chosen op" });
-    this.counts = element("dl", { class: "lpcast-counts" });
+    this.counts = element("dl", { class: "lplab-numbers lpcast-counts" });
     this.badges = element("div", { class: "lpcast-badges" });
     const top = element("div", { class: "lpcast-top" }, this.counts, this.badges);
     this.root.append(this.controls(), element("div", { class: "lpcast-body" }, top, ops, this.detail), this.status);

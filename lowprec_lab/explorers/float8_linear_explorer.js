@@ -85,7 +85,7 @@ class Explorer {
         element("p", { class: "lpfp8-lost", "data-many": lost > 0.05 ? "yes" : "no" }, `${percent(lost)} become 0`),
       ),
     );
-    const off = element("dl", { class: "lpfp8-error" }, element("dt", {}, name), element("dd", {}, percent(error)), element("dt", {}, "off, a typical row"));
+    const off = element("dl", { class: "lplab-numbers lpfp8-error" }, element("dt", {}, name), element("dd", {}, percent(error)), element("dt", {}, "off, a typical row"));
     return element("div", { class: "lpfp8-product" }, this.picture(name, operands), ...cells, off);
   }
 

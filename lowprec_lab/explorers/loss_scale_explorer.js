@@ -50,7 +50,7 @@ class Explorer {
       this.shares[kind] = element("dd", { class: `lpscale-${kind}` });
       return element("div", {}, element("dt", {}, label), this.shares[kind]);
     });
-    return element("dl", { class: "lpscale-reading" }, ...facts);
+    return element("dl", { class: "lplab-numbers lpscale-reading" }, ...facts);
   }
 
   build() {

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lowprec_lab import plots
 from lowprec_lab.explorers import loss_scale_picture
-from lowprec_lab.explorers.widget import Explorer, code, one_of, panel_of
-from lowprec_lab.formats import BF16, E4M3, E5M2, FP16, Format, get_format
+from lowprec_lab.explorers.widget import Explorer, OneOfFormats, code, panel_of
+from lowprec_lab.formats import BF16, E4M3, E5M2, FP16, Format
 from lowprec_lab.graders import oracle
 
 KINDS = ("lost", "subnormal", "normal", "overflow")
@@ -23,7 +23,7 @@ LOWEST, HIGHEST = -24, 44  # log2 of the scales that can be chosen
 _FORMATS = (FP16, BF16, E5M2, E4M3)
 
 
-class LossScaleExplorer(Explorer):
+class LossScaleExplorer(OneOfFormats, Explorer):
     """How many gradients become zero, subnormal, normal or too large in a format, at any loss scale.
 
     gradients: a tensor, or several; None among them, zeros and what is not finite are left out. fmt: FP16, BF16, E5M2
@@ -35,6 +35,7 @@ class LossScaleExplorer(Explorer):
 
     _esm = code("loss_scale_explorer", "js")
     _css = code("loss_scale_explorer", "css")
+    formats = _FORMATS
 
     def __init__(
         self, gradients: Tensor | Iterable[Tensor | None], fmt: str | Format = FP16, log2_scale: int = 0
@@ -47,20 +48,6 @@ class LossScaleExplorer(Explorer):
             raise ValueError("there is nothing to show: no gradient is finite and other than zero")
         self._state = {"fmt": self._known(fmt), "log2_scale": _checked(log2_scale)}
         self.refresh()
-
-    @staticmethod
-    def _known(fmt: str | Format) -> str:
-        chosen = fmt if isinstance(fmt, Format) else get_format(fmt)
-        return one_of(chosen.name, tuple(each.name for each in _FORMATS))
-
-    @property
-    def fmt(self) -> Format:
-        """The format that the gradients are rounded to."""
-        return get_format(self._state["fmt"])
-
-    @fmt.setter
-    def fmt(self, fmt: str | Format) -> None:
-        self._state = {**self._state, "fmt": self._known(fmt)}
 
     @property
     def log2_scale(self) -> int:

@@ -53,7 +53,7 @@ class Explorer {
       this.facts[key] = element("dd", { class: `lpgroup-${key}` });
       return element("div", {}, element("dt", {}, label), this.facts[key]);
     };
-    return element("dl", { class: "lpgroup-reading" }, ...KINDS.map(([kind, label]) => fact(kind, label)), fact("decibel", "SQNR of the others"), fact("scales", "scales"));
+    return element("dl", { class: "lplab-numbers lpgroup-reading" }, ...KINDS.map(([kind, label]) => fact(kind, label)), fact("decibel", "SQNR of the others"), fact("scales", "scales"));
   }
 
   build() {

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lowprec_lab import fused, plots
 from lowprec_lab.explorers import scale_picture
-from lowprec_lab.explorers.widget import Explorer, code, one_of, panel_of
-from lowprec_lab.formats import E2M1, E4M3, E5M2, Format, get_format
+from lowprec_lab.explorers.widget import Explorer, OneOfFormats, code, one_of, panel_of
+from lowprec_lab.formats import E2M1, E4M3, E5M2, Format
 from lowprec_lab.graders import quantizer_oracle as exact
 from lowprec_lab.quantizer import Quantized
 from lowprec_lab.tables import NotUsableError, ask
@@ -38,7 +38,7 @@ class Outcome:
     decibel: float
 
 
-class ScaleExplorer(Explorer):
+class ScaleExplorer(OneOfFormats, Explorer):
     """What quantizing leaves of each number of a tensor, while one of them grows.
 
     tensor: two dimensions, floats; its first 16 rows and 32 columns are shown; None for Gaussian numbers. fmt: E4M3,
@@ -55,6 +55,7 @@ class ScaleExplorer(Explorer):
     _esm = code("scale_explorer", "js")
     _css = code("scale_explorer", "css")
     runs_on = ("absmax", "scale_for", "quantize")
+    formats = _FORMATS
 
     def __init__(
         self,
@@ -72,20 +73,6 @@ class ScaleExplorer(Explorer):
             "log2_outlier": _power(log2_outlier),
         }
         self.refresh()
-
-    @staticmethod
-    def _known(fmt: str | Format) -> str:
-        chosen = fmt if isinstance(fmt, Format) else get_format(fmt)
-        return one_of(chosen.name, tuple(each.name for each in _FORMATS))
-
-    @property
-    def fmt(self) -> Format:
-        """The format that the numbers are quantized to."""
-        return get_format(self._state["fmt"])
-
-    @fmt.setter
-    def fmt(self, fmt: str | Format) -> None:
-        self._state = {**self._state, "fmt": self._known(fmt)}
 
     @property
     def granularity(self) -> str:

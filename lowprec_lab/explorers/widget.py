@@ -12,7 +12,7 @@ import traitlets
 from matplotlib.figure import Figure
 
 from lowprec_lab import exercises, plots
-from lowprec_lab.formats import Format
+from lowprec_lab.formats import Format, get_format
 
 _FOLDER = Path(__file__).parent
 
@@ -54,6 +54,26 @@ class Explorer(anywidget.AnyWidget):
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
         picture = base64.b64encode(plots.png(self.plot())).decode("ascii")
         return {**data, "text/plain": repr(self), "image/png": picture}, metadata
+
+
+class OneOfFormats:
+    """For an explorer that shows one of a few formats: `fmt` can be read, and set to a Format or its name."""
+
+    formats: tuple[Format, ...] = ()
+
+    @classmethod
+    def _known(cls, fmt: str | Format) -> str:
+        chosen = fmt if isinstance(fmt, Format) else get_format(fmt)
+        return one_of(chosen.name, tuple(each.name for each in cls.formats))
+
+    @property
+    def fmt(self) -> Format:
+        """The format that the numbers are rounded to."""
+        return get_format(self._state["fmt"])
+
+    @fmt.setter
+    def fmt(self, fmt: str | Format) -> None:
+        self._state = {**self._state, "fmt": self._known(fmt)}
 
 
 def refresh_recent(name: str) -> None:

@@ -24,7 +24,7 @@ def grade(blank: Blank, function: Callable, *, seed: int | None = None, naming: 
     """Judge `function` as an answer to `blank`. seed: the public or the instructor's one when omitted."""
     seed = current_seed() if seed is None else seed
     outcomes = run_checks(blank.name, function, seed=seed)
-    verdict = _summary(blank, function, outcomes)
+    verdict = summary(blank, function, outcomes)
     if verdict.passed:
         return verdict
     if naming and not any(o.failure and o.failure.kind in OUT_OF_LIMITS for o in outcomes):
@@ -49,7 +49,8 @@ def failed(blank: Blank, headline: str, sentence: str) -> Verdict:
     return verdict
 
 
-def _summary(blank: Blank, function: Callable, outcomes: list[Outcome]) -> Verdict:
+def summary(blank: Blank, function: Callable, outcomes: list[Outcome]) -> Verdict:
+    """The verdict that follows from what the checks found out about `function`, without a name for its mistake."""
     cases, wrong = sum(o.cases for o in outcomes), sum(o.wrong for o in outcomes)
     tried = {o.check.name: o for o in outcomes}
     checks = [_check_line(check, tried.get(check.name)) for check in CHECKS[blank.name]]
