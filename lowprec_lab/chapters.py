@@ -38,6 +38,7 @@ CHAPTERS = (
     Chapter("07_quantizer", "quantizer", "How does a tensor fit into 8 bits?"),
     Chapter("08_float8_linear", "float8_linear", "Which casts does a linear layer need?"),
     Chapter("09_scaled_mm", "scaled_mm", "Why does it fail on my GPU?"),
+    Chapter("11_fp8_inference", "inference", "What does a served model need from 8 bits?"),
 )
 
 
