@@ -213,7 +213,6 @@ class Recited(nn.Module):
     def __init__(self, logits: Sequence[Tensor]) -> None:
         super().__init__()
         self.logits = nn.ParameterList(each.clone() for each in logits)
-        self.modes: list[bool] = []
         self.graphs: list[bool] = []
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,18 +221,22 @@ class Recited(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
-def perplexity_of(function: Callable, training: bool, logits: tuple[Tensor, ...], *targets: Tensor) -> float:
-    """function(model, batches) for a model with these logits, (B, T, V) for each batch of targets (B, T)."""
-    model = Recited(logits).train(training)
-    return function(model, [(torch.full_like(y, which), y) for which, y in enumerate(targets)])
+def perplexity_of(function: Callable, training: bool, *pieces: Tensor) -> float:
+    """function(model, batches); pieces: for each batch the model's logits, (B, T, V), and then the targets, (B, T)."""
+    return function(*_recited(training, pieces))
 
 
-def perplexity_leaves(function: Callable, training: bool, logits: tuple[Tensor, ...], *targets: Tensor) -> str:
+def perplexity_leaves(function: Callable, training: bool, *pieces: Tensor) -> str:
     """In words: the mode that the model is left in, and whether a graph for gradients was made."""
-    model = Recited(logits).train(training)
-    function(model, [(torch.full_like(y, which), y) for which, y in enumerate(targets)])
+    model, batches = _recited(training, pieces)
+    function(model, batches)
     graph = "a graph" if any(model.graphs) else "no graph"
     return f"{'training' if model.training else 'evaluating'}, {graph}, {len(model.graphs)} calls"
+
+
+def _recited(training: bool, pieces: Sequence[Tensor]) -> tuple[Recited, list[tuple[Tensor, Tensor]]]:
+    model = Recited(pieces[::2]).train(training)
+    return model, [(torch.full_like(y, which), y) for which, y in enumerate(pieces[1::2])]
 
 
 def cached(function: Callable, context: int, k_scale: float, v_scale: float, *pieces: Tensor) -> tuple[Tensor, Tensor]:
