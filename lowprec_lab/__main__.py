@@ -175,6 +175,47 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def quantize(options: argparse.Namespace) -> int:
+    """Put a trained run into 8 bits: measure what that costs, and write a checkpoint that others read."""
+    from lowprec_lab.data import DataError
+    from lowprec_lab.runs import RunError
+    from lowprec_lab.serving import quantize
+
+    try:
+        served = quantize(options.run, options.recipe, options.out, say=_say(options.json))
+    except (RunError, DataError) as error:
+        return _failed(error)
+    except ValueError as error:  # a recipe that does not exist
+        raise CommandError(str(error)) from error
+    _print_json(served.as_dict()) if options.json else print(served.text())
+    return 0
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Let the model of a run, or of a checkpoint in 8 bits, write text."""
+    from lowprec_lab.checkpoints import CheckpointError
+    from lowprec_lab.data import DataError
+    from lowprec_lab.runs import RunError
+    from lowprec_lab.serving import write
+
+    try:
+        text = write(
+            options.run, options.start, options.count, options.temperature, options.seed, options.recipe,
+            options.fp8_cache, say=_say(True),
+        )  # fmt: skip
+    except (RunError, DataError, CheckpointError) as error:
+        return _failed(error)
+    except ValueError as error:  # a setting that cannot be
+        raise CommandError(str(error)) from error
+    print(text)
+    return 0
+
+
+def _say(aside: bool):
+    """Where remarks go: beside what a program reads, or among what people read."""
+    return lambda line: print(line, file=sys.stderr if aside else sys.stdout, flush=True)
+
+
 def record(options: argparse.Namespace) -> int:
     """Make the long training runs again that a chapter's page shows; what was stopped goes on."""
     from lowprec_lab.data import DataError
@@ -381,6 +422,20 @@ def _parser() -> argparse.ArgumentParser:
     comparing = command(compare, "compare", json_too=True)
     comparing.add_argument("runs", nargs="+", metavar="RUN", help="names in work/runs, or paths")
     comparing.add_argument("--out", metavar="FILE", help="the picture, .png or .svg (default: work/runs/compare.png)")
+
+    quantizing = command(quantize, "quantize", json_too=True)
+    quantizing.add_argument("run", metavar="RUN", help="name in work/runs, or a path")
+    quantizing.add_argument("--recipe", default="fp8_dynamic", metavar="NAME", help="(default: fp8_dynamic)")
+    quantizing.add_argument("--out", metavar="DIR", help="where to (default: a folder in the run's, with that name)")
+
+    generating = command(generate, "generate")
+    generating.add_argument("run", metavar="RUN", help="name in work/runs, or a path; or what quantize wrote")
+    generating.add_argument("--start", default="\n", metavar="TEXT", help="what it goes on from (default: a new line)")
+    generating.add_argument("--count", type=int, default=500, metavar="N", help="characters to write (default: 500)")
+    generating.add_argument("--temperature", type=float, default=0.8, metavar="X", help="low is safe (default: 0.8)")
+    generating.add_argument("--seed", type=int, default=1337, metavar="N", help="of the draws (default: 1337)")
+    generating.add_argument("--recipe", metavar="NAME", help="quantize the run first")
+    generating.add_argument("--fp8-cache", action="store_true", help="keep keys and values in 8 bits, too")
 
     recording = command(record, "record")
     recording.add_argument("chapter", metavar="CHAPTER", help="number or name: 06, loss_scaling")
