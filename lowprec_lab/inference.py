@@ -447,13 +447,18 @@ def extend(model: GPT, tokens: Tensor, caches: list) -> Tensor:
 
     Keys and values of these tokens are added to the caches. Nothing is computed again for older tokens.
     """
+    return model.head(model.norm(_stream(model, tokens, caches)[:, -1]))
+
+
+def _stream(model: GPT, tokens: Tensor, caches: list) -> Tensor:
+    """What flows out of the last block, (B, T, C)."""
     start, T = caches[0].length, tokens.shape[1]
     positions = torch.arange(start, start + T, device=tokens.device)
     x = model.token_embedding(tokens) + model.position_embedding(positions)  # (B, T, C)
     for block, cache in zip(model.blocks, caches, strict=True):
         x = x + _attend(block.attention, block.attention_norm(x), cache)
         x = x + block.mlp(block.mlp_norm(x))
-    return model.head(model.norm(x[:, -1]))
+    return x
 
 
 def _attend(attention: Attention, x: Tensor, cache: object) -> Tensor:
@@ -501,6 +506,22 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch
         least = logits.topk(min(top_k, logits.shape[1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
     return torch.multinomial(F.softmax(logits, dim=-1), 1, generator=generator)
+
+
+class WithCache(nn.Module):
+    """A model whose keys and values go through caches, to be compared: forward(x, y) as `GPT` has it.
+
+    scales: as in `generate`.
+    """
+
+    def __init__(self, model: GPT, scales: Sequence[tuple[float, float]] | None = None) -> None:
+        super().__init__()
+        self.model, self.scales = model, scales
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        x = _stream(self.model, tokens, make_caches(self.model, len(tokens), self.scales))
+        logits = self.model.head(self.model.norm(x))  # (B, T, V)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class _Recorder(KVCache):

@@ -16,7 +16,7 @@ from torch import Tensor
 from lowprec_lab.formats import E4M3
 from lowprec_lab.graders import float8_linear_oracle, oracle
 from lowprec_lab.graders import inference_oracle as exact
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 from lowprec_lab.inference import (
     FP8,
     cache_keeps,
@@ -1045,3 +1045,54 @@ def plain_damping(weight, x, damping=0.01):
 @misconception("compensate", "It takes new scales from the columns as they change, and returns the first ones.")
 def scales_that_follow(weight, x, damping=0.01):
     return exact.compensate(weight, x, damping, scale_again=True)
+
+
+# --- reading questions ------------------------------------------------------------------------------------------------
+
+question_for(
+    "11.A",
+    False,
+    "False: it multiplies by scale.reciprocal(), also for tokens, and a comment there says that this is faster. Codes "
+    "near a tie differ from the kernel's.",
+    "Look at the line under that comment. Which operation stands between x and the scale?",
+)
+question_for(
+    "11.B",
+    0.02,
+    "0.02: one scale above 0 and one below is taken for an old checkpoint with a scale for both, and the larger one is "
+    "used twice.",
+    "There are three branches. In which of them is one of the scales above 0 and the other below?",
+    {1.0: "That is the branch where both are unset.", -1.0: "-1 marks what is not there. It is never used as a scale."},
+)
+question_for(
+    "11.C",
+    2.0**-23,
+    "2^-23, about 1.19e-7: the eps of float32, as the scale would be 0.",
+    "A scale of 0 is replaced by an eps. Which one has float32?",
+    {
+        1 / (448 * 512): "That is vLLM's floor. compressed-tensors has another rule.",
+        1e-12: "That is torchao's.",
+        0.125: "That is the eps of a scale which is float8 itself.",
+    },
+)
+question_for(
+    "11.D",
+    448.0,
+    "448: it saturates. All large keys become the same, and attention cannot tell them apart.",
+    "What is 1500 / 1.0 in E4M3, saturated?",
+    {1500.0: "E4M3 ends at 448."},
+)
+question_for(
+    "11.E",
+    0.0,
+    "0: it is below half of 2^-9 = 0.00195. All such values are gone, and the layer adds nothing.",
+    "Is 0.0007 nearer to 0 or to 2^-9?",
+    {2.0**-9: "2^-9 is 0.00195, and half of it 0.00098."},
+)
+question_for(
+    "11.F",
+    4.0,
+    "4: 448 * 4 = 1792 is above 1500, and 448 * 2 = 896 is not.",
+    "With a scale s the largest number is 448 * s.",
+    {2.0: "448 * 2 = 896.", 8.0: "That is large enough, and 4 is, too.", 0.25: "A code is multiplied by the scale."},
+)
