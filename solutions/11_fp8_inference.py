@@ -71,7 +71,7 @@ SIZE = preset("baby", vocab_size=len(corpus.vocabulary), width=64)  # half as wi
 torch.manual_seed(11)
 model = GPT(SIZE)
 optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99))
-STEPS = 500
+STEPS = 400
 for step in range(STEPS):
     for group in optimizer.param_groups:
         group["lr"] = 4e-3 * min(1, (step + 1) / 20) * (1 - step / STEPS)
@@ -87,7 +87,7 @@ def text(split, count):
     return [corpus.even_batch(split, which, count, 12, SIZE.context) for which in range(count)]
 
 
-samples, validation = text("train", 6), text("validation", 10)  # for calibrating, and for measuring
+samples, validation = text("train", 6), text("validation", 6)  # for calibrating, and for measuring
 linear = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and name != "head"]
 in_linear = sum(model.get_submodule(name).weight.numel() for name in linear)
 cache = sum(each.k.numel() + each.v.numel() for each in make_caches(model))
@@ -441,8 +441,8 @@ for name, made in served.items():
 # What does the fraction do that `calibrate_static` has? **Predict first:** is it better to let some numbers saturate?
 
 # %%
-for fraction in (0.9, 0.99, 0.999, 0.9999, 1.0):
-    found = compare_models(model, quantize_model(model, "fp8_static", samples, fraction=fraction), validation)
+for fraction in (0.9, 0.99, 0.9999, 1.0):
+    found = compare_models(model, quantize_model(model, "fp8_static", samples, fraction=fraction), validation[:3])
     print(f"{fraction:<8} perplexity {found.perplexity:8.4f}   KL {found.divergence:.1e}")
 
 # %% [markdown]
@@ -485,8 +485,6 @@ found = compare_models(model, served["fp8_dynamic"], validation)
 print(
     f"{'E4M3, W8A8':11} {table['E4M3'][0]:11.2f} {found.perplexity:11.4f} {found.agreement:11.2%} {found.divergence:10.1e}   activations as well"
 )
-
-# %%
 with plots.style():
     picture, axes = plots.figure(9, 4.2)
     for name, (bits, found, fmt) in table.items():
