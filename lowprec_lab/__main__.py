@@ -7,6 +7,7 @@ Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped wit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -182,7 +183,8 @@ def quantize(options: argparse.Namespace) -> int:
     from lowprec_lab.serving import quantize
 
     try:
-        served = quantize(options.run, options.recipe, options.out, say=_say(options.json))
+        with _remarks_aside(options.json):
+            served = quantize(options.run, options.recipe, options.out)
     except (RunError, DataError) as error:
         return _failed(error)
     except ValueError as error:  # a recipe that does not exist
@@ -199,10 +201,11 @@ def generate(options: argparse.Namespace) -> int:
     from lowprec_lab.serving import write
 
     try:
-        text = write(
-            options.run, options.start, options.count, options.temperature, options.seed, options.recipe,
-            options.fp8_cache, say=_say(True),
-        )  # fmt: skip
+        with _remarks_aside(True):
+            text = write(
+                options.run, options.start, options.count, options.temperature, options.seed, options.recipe,
+                options.fp8_cache,
+            )  # fmt: skip
     except (RunError, DataError, CheckpointError) as error:
         return _failed(error)
     except ValueError as error:  # a setting that cannot be
@@ -211,9 +214,9 @@ def generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _say(aside: bool):
-    """Where remarks go: beside what a program reads, or among what people read."""
-    return lambda line: print(line, file=sys.stderr if aside else sys.stdout, flush=True)
+def _remarks_aside(aside: bool) -> contextlib.AbstractContextManager:
+    """What is printed in this block (which text it is, whose answers run) goes to stderr, if `aside`."""
+    return contextlib.redirect_stdout(sys.stderr) if aside else contextlib.nullcontext()
 
 
 def record(options: argparse.Namespace) -> int:
