@@ -356,9 +356,9 @@ class Float8InferenceLinear(torch.nn.Module):
         if activations not in ("token", "tensor", "none"):
             raise ValueError(f"activations are quantized by 'token', 'tensor' or 'none', not {activations!r}")
         self.activations = activations
-        tensors = {"weight": codes, "weight_scale": weight_scale, "bias": bias, "input_scale": input_scale}
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)  # None is no entry of state_dict
+        buffers = {"weight": codes, "weight_scale": weight_scale, "bias": bias, "input_scale": input_scale}
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)  # None is no entry of state_dict
         ### END SOLUTION
 
     def forward(self, x):
