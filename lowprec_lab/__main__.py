@@ -7,6 +7,7 @@ Exit status: 0 it holds, 1 it does not, 2 the command was wrong, 130 stopped wit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -194,6 +195,49 @@ def compare(options: argparse.Namespace) -> int:
         print(compare.table(curves))
         print(f"The picture is {path}.")
     return 0
+
+
+def quantize(options: argparse.Namespace) -> int:
+    """Put a trained run into 8 bits: measure what that costs, and write a checkpoint that others read."""
+    from lowprec_lab.data import DataError
+    from lowprec_lab.runs import RunError
+    from lowprec_lab.serving import quantize
+
+    try:
+        with _remarks_aside(options.json):
+            served = quantize(options.run, options.recipe, options.out)
+    except (RunError, DataError) as error:
+        return _failed(error)
+    except ValueError as error:  # a recipe that does not exist
+        raise CommandError(str(error)) from error
+    _print_json(served.as_dict()) if options.json else print(served.text())
+    return 0
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Let the model of a run, or of a checkpoint in 8 bits, write text."""
+    from lowprec_lab.checkpoints import CheckpointError
+    from lowprec_lab.data import DataError
+    from lowprec_lab.runs import RunError
+    from lowprec_lab.serving import write
+
+    try:
+        with _remarks_aside(True):
+            text = write(
+                options.run, options.start, options.count, options.temperature, options.seed, options.recipe,
+                options.fp8_cache,
+            )  # fmt: skip
+    except (RunError, DataError, CheckpointError) as error:
+        return _failed(error)
+    except ValueError as error:  # a setting that cannot be
+        raise CommandError(str(error)) from error
+    print(text)
+    return 0
+
+
+def _remarks_aside(aside: bool) -> contextlib.AbstractContextManager:
+    """What is printed in this block (which text it is, whose answers run) goes to stderr, if `aside`."""
+    return contextlib.redirect_stdout(sys.stderr) if aside else contextlib.nullcontext()
 
 
 def record(options: argparse.Namespace) -> int:
@@ -406,6 +450,20 @@ def _parser() -> argparse.ArgumentParser:
     comparing = command(compare, "compare", json_too=True)
     comparing.add_argument("runs", nargs="+", metavar="RUN", help="names in work/runs, or paths")
     comparing.add_argument("--out", metavar="FILE", help="the picture, .png or .svg (default: work/runs/compare.png)")
+
+    quantizing = command(quantize, "quantize", json_too=True)
+    quantizing.add_argument("run", metavar="RUN", help="name in work/runs, or a path")
+    quantizing.add_argument("--recipe", default="fp8_dynamic", metavar="NAME", help="(default: fp8_dynamic)")
+    quantizing.add_argument("--out", metavar="DIR", help="where to (default: a folder in the run's, with that name)")
+
+    generating = command(generate, "generate")
+    generating.add_argument("run", metavar="RUN", help="name in work/runs, or a path; or what quantize wrote")
+    generating.add_argument("--start", default="\n", metavar="TEXT", help="what it goes on from (default: a new line)")
+    generating.add_argument("--count", type=int, default=500, metavar="N", help="characters to write (default: 500)")
+    generating.add_argument("--temperature", type=float, default=0.8, metavar="X", help="low is safe (default: 0.8)")
+    generating.add_argument("--seed", type=int, default=1337, metavar="N", help="of the draws (default: 1337)")
+    generating.add_argument("--recipe", metavar="NAME", help="quantize the run first")
+    generating.add_argument("--fp8-cache", action="store_true", help="keep keys and values in 8 bits, too")
 
     recording = command(record, "record")
     recording.add_argument("chapter", metavar="CHAPTER", help="number or name: 06, loss_scaling")

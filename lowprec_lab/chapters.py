@@ -39,6 +39,7 @@ CHAPTERS = (
     Chapter("08_float8_linear", "float8_linear", "Which casts does a linear layer need?"),
     Chapter("09_scaled_mm", "scaled_mm", "Why does it fail on my GPU?"),
     Chapter("10_fp8_nanogpt", "recipes", "What does FP8 cost a GPT?"),
+    Chapter("11_fp8_inference", "inference", "What does a served model need from 8 bits?"),
 )
 
 

@@ -235,6 +235,35 @@ def torchao_training(model: nn.Module, recipe: str, skip: tuple[str, ...] = ("he
     )
 
 
+def compressed_tensors_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes, scale) of compressed-tensors' dynamic per-token quantization to float8_e4m3fn.
+
+    x: (M, K). It looks for tokens in the second dimension of a batch, so x is handed over as a batch of one.
+    AbsentError where there is no compressed-tensors.
+    """
+    args_of, scales_of, quantize = _compressed_tensors()
+    args = args_of(num_bits=8, type="float", strategy="token", dynamic=True, symmetric=True)
+    scale, zero = scales_of(x[None], args, None)
+    return quantize(x[None], scale, zero, args, dtype=torch.float8_e4m3fn)[0], scale[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _compressed_tensors() -> tuple:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from compressed_tensors.quantization import QuantizationArgs
+            from compressed_tensors.quantization.lifecycle.forward import quantize
+            from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+    except ImportError as error:
+        raise AbsentError("is not installed, or is of another version") from error
+    finally:
+        logging.disable(before)
+    return QuantizationArgs, compute_dynamic_scales_and_zp, quantize
+
+
 @functools.lru_cache(maxsize=1)
 def _torchao_float8() -> tuple:
     before = logging.root.manager.disable

@@ -8,6 +8,7 @@
 # | **accumulator** | the number that a sum is collected in; its format decides how much of the sum survives | [03](03_accumulation.ipynb) |
 # | **activation** | what comes out of a layer on the way forward | [05](05_instruments.ipynb) |
 # | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
+# | **agreement** | the share of tokens for which two models think the same next token likeliest | [11.6](11_fp8_inference.ipynb) |
 # | **amax** | the largest magnitude of a group of numbers: what a scale is made of | [7.1](07_quantizer.ipynb) |
 # | **autocast** | a block of code in which torch casts the arguments of ops, each by its policy | [04](04_autocast.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
@@ -15,10 +16,13 @@
 # | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
 # | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
 # | **block** | r rows and c columns of a tensor that share a scale | [7.1](07_quantizer.ipynb) |
+# | **calibrate** | work out static scales from samples of real text | [11.4](11_fp8_inference.ipynb) |
 # | **cast cache** | the BF16 copies of weights that autocast keeps until its block ends | [4.5](04_autocast.ipynb) |
 # | **cast** (of an operand) | quantizing one operand of one product: format, granularity, and whether scales are powers of two | [8.1](08_float8_linear.ipynb) |
+# | **checkpoint** (in 8 bits) | a file of codes and scales, and one that says what they are | [11](11_fp8_inference.ipynb) |
 # | **clip** | make numbers beyond a limit equal to it, so that the others get finer steps; also the limit | [7.8](07_quantizer.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
+# | **compensate** | round a weight column by column, and let later columns make up for the error, as GPTQ does | [11.9](11_fp8_inference.ipynb) |
 # | **compute capability** | the number of a GPU's architecture: 8.6 is an RTX 3090, 8.9 an RTX 4070, 9.0 an H100, 10.0 a B200; float8 begins with 8.9 | [09](09_scaled_mm.ipynb) |
 # | **cuBLAS**, **CUTLASS** | NVIDIA's library of matrix products, and its collection of parts to build them from | [9.5](09_scaled_mm.ipynb) |
 # | **current scaling** | a scale from the tensor that is cast, which has to be read twice for it; also called dynamic | [10](10_fp8_nanogpt.ipynb) |
@@ -27,9 +31,11 @@
 # | **dequantize** | decode, and take the scale out again | [7.4](07_quantizer.ipynb) |
 # | **double rounding** | rounding first to one format and then to another: now and then another value than rounding once | [2.6](02_rounding.ipynb) |
 # | **dtype** | torch's name for the type of a tensor's elements, such as `torch.float8_e4m3fn` | [1.5](01_bit_layouts.ipynb) |
+# | **dynamic**, **static** (scale) | worked out from each tensor as it comes, or beforehand from samples | [11.3](11_fp8_inference.ipynb) |
 # | **E4M3, E5M2** | the two 8-bit formats of FP8: 4 exponent and 3 mantissa bits, or 5 and 2. E4M3 without suffix means E4M3FN | [01](01_bit_layouts.ipynb) |
 # | **E8M0** | eight exponent bits and nothing else: a power of two; the scale of block formats | [1.2](01_bit_layouts.ipynb) |
 # | **emulated** | computed in float32 with the codes and scales of 8 bits, where hardware cannot multiply them | [8.3](08_float8_linear.ipynb) |
+# | **epilogue** | what a kernel does with a finished sum: multiply by both scales, add the bias | [11.5](11_fp8_inference.ipynb) |
 # | **exponent** | the field that says which power of two a number is multiplied by | [1.2](01_bit_layouts.ipynb) |
 # | **exponent histogram** | how many numbers of a tensor lie in each binade | [5.1](05_instruments.ipynb) |
 # | **field** | a run of bits of a code with one meaning: sign, exponent or mantissa | [1.2](01_bit_layouts.ipynb) |
@@ -50,6 +56,8 @@
 # | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
 # | **inverse scale** | what a code is multiplied with to get its value; `_scaled_mm` takes these | [9.1](09_scaled_mm.ipynb) |
 # | **Kahan's sum** | a sum that carries along what each addition lost, and adds it to the next element | [3.3](03_accumulation.ipynb) |
+# | **KL divergence** | how much worse one distribution predicts what another says, in nats per token | [11.6](11_fp8_inference.ipynb) |
+# | **KV cache** | the keys and values of all tokens so far, so that they are not computed again | [11.7](11_fp8_inference.ipynb) |
 # | **logits** | what the last layer says of each token of the vocabulary, before softmax | [04](04_autocast.ipynb) |
 # | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
@@ -67,10 +75,12 @@
 # | **operand** | one of the two matrices of a product | [08](08_float8_linear.ipynb) |
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
 # | **outlier** | a number far larger than the rest of its tensor; one is enough to decide a scale | [05](05_instruments.ipynb) |
+# | **output channel** | a row of a linear layer's weight | [11.1](11_fp8_inference.ipynb) |
 # | **overflow** | a rounded value above the largest finite one; the policy (`saturate` or `to_special`) says what becomes of it | [2.3](02_rounding.ipynb) |
 # | **padding** | zeros that bring a size to a multiple that hardware wants | [10.4](10_fp8_nanogpt.ipynb) |
 # | **pairwise sum** | a sum in a tree: neighbours first, then the sums of neighbours | [3.2](03_accumulation.ipynb) |
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
+# | **perplexity** | exp of the mean loss: among how many equally likely tokens a model might as well guess | [11.6](11_fp8_inference.ipynb) |
 # | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
 # | **promotion** | adding a short accumulator to a float32 one after every few products, and starting it again at zero | [3.5](03_accumulation.ipynb) |
 # | **quantize** | multiply by a scale and round to codes | [7.3](07_quantizer.ipynb) |
@@ -80,9 +90,10 @@
 # | **round** | choose a value of a format for a number that need not be one | [02](02_rounding.ipynb) |
 # | **row-major**, **column-major** | the elements of a row, or of a column, are neighbours in memory: strides (columns, 1) or (1, rows) | [9.2](09_scaled_mm.ipynb) |
 # | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
-# | **scale** | the number that a group is multiplied by before it is rounded, and divided by afterwards; for int8 and in hardware, its inverse | [7.2](07_quantizer.ipynb) |
+# | **scale** | the number that a group is multiplied by before it is rounded, and divided by afterwards; for int8, in hardware and in chapter 11, its inverse | [7.2](07_quantizer.ipynb) |
 # | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
 # | **skipped step** | a training step that is not taken, since a gradient is infinite or NaN | [6.7](06_loss_scaling.ipynb) |
+# | **smooth** | divide an activation's channels by factors, and multiply the weights behind them | [11.8](11_fp8_inference.ipynb) |
 # | **split-K** | cutting a matrix product along K into several, whose results are added up at the end | [3.B](03_accumulation.ipynb) |
 # | **SQNR** | signal-to-quantization-noise ratio: the energy of a tensor over that of its error, in decibel | [7.5](07_quantizer.ipynb) |
 # | **stagnation** | a sum or a weight that stands still because everything added to it is less than half a step | [03](03_accumulation.ipynb) |
@@ -103,4 +114,5 @@
 # | **unscale** | divide the gradients by the loss scale, in float32, before anything looks at them | [6.1](06_loss_scaling.ipynb) |
 # | **update ratio** | the norm of a step over the norm of the weight that it moves | [5.6](05_instruments.ipynb) |
 # | **verdict** | what `check` says about an answer: bit-exact, close, or wrong | [00](00_start.ipynb) |
+# | **W8A8**, **W8A16** | weights and activations in 8 bits, or weights alone (weight-only) | [11](11_fp8_inference.ipynb) |
 # | **zero point** | the code of 0 where codes are whole numbers | [7.6](07_quantizer.ipynb) |

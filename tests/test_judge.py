@@ -47,7 +47,7 @@ def workers():
 # The graders' own modules, in the order in which they import each other. A sandbox has none of them.
 GIVEN = (
     "oracle", "rounding_oracle", "inputs", "accumulation_oracle", "loss_scaling_oracle", "autocast_oracle",
-    "quantizer_oracle", "float8_linear_oracle", "scaled_mm_oracle", "recipes_oracle",
+    "quantizer_oracle", "float8_linear_oracle", "scaled_mm_oracle", "recipes_oracle", "inference_oracle",
 )  # fmt: skip
 MODULE_AS_HELPER = """
 import sys, types

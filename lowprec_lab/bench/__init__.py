@@ -17,6 +17,7 @@ NAMES = {
     "training": "a step of `lowprec-lab train` next to a bare loop, and in FP8 next to torchao's and to float32",
     "import": "how long importing the lab takes next to `import torch`",
     "float8_linear": "a linear layer in 8 bits next to torchao's and to float32, eager and compiled",
+    "inference": "a served GPT: with a cache and without, memory, and codes next to compressed-tensors",
 }
 
 # A module may not be called `import`.
