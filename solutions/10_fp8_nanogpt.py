@@ -502,9 +502,9 @@ def convert_to_float8(model, recipe, skip=("head",)):
     if type(model) is torch.nn.Linear:
         raise ValueError("the model is itself a linear layer: put it into a module, whose layers can be replaced")
     names = {}  # a layer -> its names, in the order in which they are met
-    for name, module in model.named_modules(remove_duplicate=False):
-        if type(module) is torch.nn.Linear:
-            names.setdefault(module, []).append(name)
+    for name, found in model.named_modules(remove_duplicate=False):
+        if type(found) is torch.nn.Linear:
+            names.setdefault(found, []).append(name)
     converted = []
     for linear, places in names.items():
         if any(text in name for text in skip for name in places):
