@@ -551,7 +551,7 @@ race(
 # | 0.02, -1.0 | 0.02, 0.02 | old checkpoints have one scale for both |
 # | 0.0, 1.0 | | ValueError |
 #
-# With k_scale 0.02 a key of 3 is kept as 150, rounded to 144 (152 has no code), and read as 2.88.
+# With k_scale 0.02 a key of 3 is kept as 150, rounded to 144 (its next code is 160), and read as 2.88.
 #
 # <details><summary>A nudge</summary>What can be wrong with a piece so that nothing may be changed? Look at that before you write.</details>
 # <details><summary>An approach</summary>Settle the scales in the constructor, and never look at the mark again. <code>self.k[:, :, self.length : end] = codes</code> writes into the memory that is there.</details>
