@@ -510,8 +510,8 @@ def convert_to_float8(model, recipe, skip=("head",)):
         if any(text in name for text in skip for name in places):
             continue
         layer = float8_layer(linear, recipe)
-        for name in places:
-            model.set_submodule(name, layer)
+        for place in places:
+            model.set_submodule(place, layer)
         converted.append(places[0])
     return converted
     ### END SOLUTION
