@@ -536,11 +536,20 @@ class _ToldModel(nn.Module):
 
 
 class _ToldOptimizer(torch.optim.Optimizer):
-    """Writes down each step and what it found in it, and changes nothing."""
+    """Writes down each step and what it found in it, and changes nothing.
+
+    What torch's own class does when it is made, and when it clears gradients, loads torch's compiler: seconds, of those
+    that a check may take.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], log: list[str]) -> None:
-        super().__init__(parameters, {})
-        self.log = log
+        self.param_groups = [{"params": list(parameters)}]
+        self.state, self.defaults, self.log = {}, {}, log
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.grad = None if set_to_none or each.grad is None else torch.zeros_like(each)
 
     def step(self, closure: object = None) -> None:
         self.log.append("step")

@@ -647,8 +647,8 @@ for step in range(1, 41):
 # All of it together, with your answers in every place: `lowprec-lab train --precision fp8` converts a model with your `convert_to_float8`, and its note says whose code runs. Here is a small GPT, a hundred steps each.
 
 # %%
-small = {"layers": 2, "heads": 2, "width": 64, "context": 32, "batch": 8, "steps": 100, "lr": 3e-3, "warmup": 10}
-small |= {"eval_every": 100, "eval_batches": 20, "sample": 0, "threads": 1}
+small = {"layers": 2, "heads": 2, "width": 64, "context": 32, "batch": 4, "steps": 100, "lr": 3e-3, "warmup": 10}
+small |= {"eval_every": 100, "eval_batches": 10, "sample": 0, "threads": 1}
 ways = {
     "float32": ({"precision": "fp32"}, FP32, "-"),
     "BF16": ({"precision": "bf16"}, BF16, "-"),
