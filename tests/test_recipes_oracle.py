@@ -8,8 +8,7 @@ import pytest
 import torch
 import training
 
-from lowprec_lab import blanks, libraries, recipes
-from lowprec_lab.answers import save_answer
+from lowprec_lab import libraries, recipes
 from lowprec_lab.data import Text, corpus_of, step_generator
 from lowprec_lab.float8_linear import RECIPES
 from lowprec_lab.formats import E4M3, E5M2
@@ -253,32 +252,6 @@ def test_a_value_beyond_the_scale_saturates_and_comes_back_smaller():
     made.update()
     back = dequantize(made.quantize(torch.tensor([100.0, -600.0])))
     assert back.tolist() == pytest.approx([96.43, -600.0], rel=1e-4)
-
-
-# training on a learner's answers
-
-
-MARKED = """
-def convert_to_float8(model, recipe, skip=("head",)):
-    layer = model.get_submodule("blocks.0.mlp.up")
-    model.set_submodule("blocks.0.mlp.up", float8_layer(layer, recipe))
-    return ["blocks.0.mlp.up"]
-"""
-
-
-def test_training_goes_through_the_answers_that_were_saved(tmp_path, monkeypatch):
-    """A saved answer that converts a single layer: the run has that layer and no other, and says whose answer it is."""
-    monkeypatch.setenv("LOWPREC_WORK", str(tmp_path))
-    monkeypatch.setattr(blanks, "FILLED", {})
-    monkeypatch.setattr(blanks, "SUPPLIED", {})
-    save_answer("recipes", "convert_to_float8", MARKED)
-    trainer = Trainer(training.small(precision="fp8", recipe="delayed"), training.corpus(), say=lambda line: None)
-    assert "your saved convert_to_float8" in trainer.precision.note
-    assert trainer.precision.converted == ["blocks.0.mlp.up"]
-    scalings = recipes.scalings_of(trainer.model)
-    assert len(scalings) == 3
-    trainer.take_step()
-    assert all(float(each.history[-1]) > 0 for each in scalings.values())  # recorded, and moved on by one
 
 
 def test_a_state_has_every_scale_and_history():
