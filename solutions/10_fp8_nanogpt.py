@@ -791,6 +791,8 @@ for lr in (1.5e-3, 1e-4):
     print(f"learning rate {lr:g}: {lost / moved:.1%} of {moved:,} updates would be lost in BF16 weights")
 
 # %% [markdown]
+# Now look at the picture of gaps again: the line of BF16 weights leaves the others late, as the learning rate falls and weights notice less and less.
+#
 # So keep what adds up in float32: weights, and what the optimizer knows of them. What is only multiplied can have 8 bits. (Where memory forbids that, *stochastic rounding* of chapter 03 keeps small updates on average.)
 #
 # ### Time and memory
