@@ -292,6 +292,12 @@ def decode_(codes: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
     return _in_pieces(lambda piece: _decode(piece, plan), codes, out, torch.float32)
 
 
+def elementwise_decode(fmt: Format) -> Callable:
+    """`decode_` for one format as plain code `(codes)`, for a compiler to take into a larger graph."""
+    plan = _plan(fmt, "nearest_even", "saturate")
+    return lambda codes: _decode(codes, plan)
+
+
 def _floats(x: Tensor) -> Tensor:
     if x.dtype != torch.float32:
         raise TypeError(f"fused rounding takes float32, not {x.dtype}: convert with x.float()")

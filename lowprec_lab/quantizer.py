@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lowprec_lab import blanks, fused
 from lowprec_lab.blanks import blank
-from lowprec_lab.formats import Format
+from lowprec_lab.formats import E4M3, E5M2, Format
 
 Granularity = str | tuple[int, int]
 
@@ -187,6 +187,10 @@ def values_of(decode: Callable, fmt: Format, device: torch.device) -> Tensor:
 
 
 _VALUES: dict[tuple, Tensor] = {}
+
+# How to decode by plain arithmetic: a compiler makes one loop of that and what is around it, which it cannot do with a
+# look-up. For the two formats that whole models are trained in.
+INLINE_DECODERS = {fmt: fused.elementwise_decode(fmt) for fmt in (E4M3, E5M2)}
 
 
 # --- scenarios: what a check drives an answer with, beside plain calls ------------------------------------------------
