@@ -266,7 +266,7 @@ def backward_of(
 def products_for(function: Callable, rows: int, casts: str | tuple, grad_x: bool, grad_weight: bool) -> str:
     """In words: what function(..., needs=(grad_x, grad_weight)) gives, and how many products it computes for it."""
     grad_output, x, weight = torch.ones(rows, 2), torch.ones(rows, 3), torch.ones(2, 3)
-    with _Products() as seen:
+    with CountedProducts() as seen:
         found = function(grad_output, x, weight, recipe_of(casts), (grad_x, grad_weight))
     kinds = ("None" if each is None else "a tensor" for each in found)
     return f"{' and '.join(kinds)}, {seen.count} products"
@@ -313,7 +313,7 @@ def layer_facts(
     same = all(mine is theirs for mine, theirs in zip(layer.parameters(), linear.parameters(), strict=False))
     x = torch.ones(2, 3, in_features, requires_grad=how != "first layer")
     output = layer(x)
-    with _Products() as seen:
+    with CountedProducts() as seen:
         output.sum().backward()
     return (
         f"{'an' if isinstance(layer, nn.Linear) else 'no'} nn.Linear, {'training' if layer.training else 'evaluating'}",
@@ -343,7 +343,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-class _Products(TorchDispatchMode):
+class CountedProducts(TorchDispatchMode):
     """Counts the products of matrices that run in its block."""
 
     def __init__(self) -> None:

@@ -153,11 +153,14 @@ class HardwareLinear(nn.Linear):
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         with torch.autocast(kind, enabled=False):  # the operands have their casts already
-            output = _Products.apply(x, self.weight, self.recipe, dtype)
+            output = self._product(x, dtype)
         return output if self.bias is None else output + self.bias.to(dtype)
 
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return _Products.apply(x, self.weight, self.recipe, dtype)
 
-class HardwareDelayedLinear(nn.Linear):
+
+class HardwareDelayedLinear(HardwareLinear):
     """The same for a layer with delayed scales, which are carried from step to step.
 
     scalings: of the input, of the weight, and of the gradient of the output. Each has `quantize(x, record)`, which
@@ -167,13 +170,8 @@ class HardwareDelayedLinear(nn.Linear):
 
     scalings: tuple
 
-    def forward(self, x: Tensor) -> Tensor:
-        """As that of HardwareLinear."""
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        with torch.autocast(kind, enabled=False):
-            output = _DelayedProducts.apply(x, self.weight, self.scalings, self.training, dtype)
-        return output if self.bias is None else output + self.bias.to(dtype)
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return _DelayedProducts.apply(x, self.weight, self.scalings, self.training, dtype)
 
 
 class _DelayedProducts(torch.autograd.Function):

@@ -6,6 +6,7 @@ looked up, so the table shows the versions at hand.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import html
@@ -13,7 +14,7 @@ import importlib
 import importlib.metadata
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -249,33 +250,35 @@ def compressed_tensors_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=1)
 def _compressed_tensors() -> tuple:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from compressed_tensors.quantization import QuantizationArgs
-            from compressed_tensors.quantization.lifecycle.forward import quantize
-            from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
-    except ImportError as error:
-        raise AbsentError("is not installed, or is of another version") from error
-    finally:
-        logging.disable(before)
+    with _quiet_import("is not installed, or is of another version"):
+        from compressed_tensors.quantization import QuantizationArgs
+        from compressed_tensors.quantization.lifecycle.forward import quantize
+        from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
     return QuantizationArgs, compute_dynamic_scales_and_zp, quantize
 
 
 @functools.lru_cache(maxsize=1)
 def _torchao_float8() -> tuple:
+    with _quiet_import("is not installed, or has no float8 training"):
+        from torchao.float8.config import ScalingGranularity
+        from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+        from torchao.float8.float8_training_tensor import LinearMMConfig
+    return hp_tensor_to_float8_dynamic, LinearMMConfig(), ScalingGranularity
+
+
+@contextlib.contextmanager
+def _quiet_import(absent: str) -> Iterator[None]:
+    """Imports inside say nothing; AbsentError with the text `absent` where one fails.
+
+    torchao tells of each of its extensions that this machine cannot load.
+    """
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # it tells of each of its extensions that this machine cannot load
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from torchao.float8.config import ScalingGranularity
-            from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-            from torchao.float8.float8_training_tensor import LinearMMConfig
+            yield
     except ImportError as error:
-        raise AbsentError("is not installed, or has no float8 training") from error
+        raise AbsentError(absent) from error
     finally:
         logging.disable(before)
-    return hp_tensor_to_float8_dynamic, LinearMMConfig(), ScalingGranularity

@@ -24,6 +24,7 @@ from lowprec_lab import fused
 from lowprec_lab.blanks import blank
 from lowprec_lab.float8_linear import (  # noqa: F401 (answers find transpose here)
     RECIPES,
+    CountedProducts,
     Float8Linear,
     Recipe,
     find_recipe,
@@ -32,7 +33,6 @@ from lowprec_lab.float8_linear import (  # noqa: F401 (answers find transpose he
     transpose,
     why_not_float8,
 )
-from lowprec_lab.float8_linear import _Products as _Counted
 from lowprec_lab.formats import E4M3, E5M2, Format
 from lowprec_lab.quantizer import Quantized, one_nan
 
@@ -298,7 +298,7 @@ def delayed_casts(function: Callable, rows: int, record: bool, frozen: str) -> s
     x, weight = torch.ones(rows, 2, requires_grad=frozen != "x"), torch.ones(3, 2, requires_grad=frozen != "weight")
     output = function(x, weight, scalings, record)
     forward = _casts_told(scalings)
-    with _Counted() as seen:
+    with CountedProducts() as seen:
         output.sum().backward()
     arrived = [name for name, each in (("x", x), ("weight", weight)) if each.grad is not None]
     return (

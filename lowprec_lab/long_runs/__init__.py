@@ -121,11 +121,11 @@ class LongRuns:
 
         Runs of the same seed see the same batches and are compared in pairs. The error of one pair is NaN.
         """
-        self.finals(name), self.finals(baseline)  # both were recorded
         return self.gaps(name, baseline)[-1][1:]
 
     def gaps(self, name: str, baseline: str) -> list[tuple[int, float, float]]:
         """(step, mean gap, its standard error) at every validation, as `gap` has them for the last one."""
+        self.finals(name), self.finals(baseline)  # KeyError for one that was not recorded
         ours, theirs = ({run.seed: dict(run.validations) for run in self.runs if run.name == each}
                         for each in (name, baseline))  # fmt: skip
         seeds = [seed for seed in ours if seed in theirs]
