@@ -50,9 +50,11 @@ class GPTConfig:
             raise ValueError(f"dropout is a probability below 1, not {self.dropout!r}")
 
 
-# nanoGPT's: for a laptop's CPU, for tiny Shakespeare on a GPU, and the smallest GPT-2. `batch` sequences at a time.
+# nanoGPT's: for a laptop's CPU, for tiny Shakespeare on a GPU, and the smallest GPT-2. "baby256" is "baby" with rows
+# that blocks of 256 divide (chapter 12). `batch` sequences at a time.
 PRESETS: dict[str, dict] = {
     "baby": {"layers": 4, "heads": 4, "width": 128, "context": 64, "dropout": 0.0, "bias": False, "batch": 12},
+    "baby256": {"layers": 4, "heads": 4, "width": 256, "context": 64, "dropout": 0.0, "bias": False, "batch": 12},
     "shakespeare_char": {
         "layers": 6, "heads": 6, "width": 384, "context": 256, "dropout": 0.2, "bias": False, "batch": 64,
     },
@@ -61,7 +63,7 @@ PRESETS: dict[str, dict] = {
 
 
 def preset(name: str, **changes: object) -> GPTConfig:
-    """The configuration called `name` ("baby", "shakespeare_char", "gpt2"), with `changes` to its fields.
+    """The configuration called `name` ("baby", "baby256", "shakespeare_char", "gpt2"), with `changes` to its fields.
 
     Raises ValueError that lists the presets there are.
     """

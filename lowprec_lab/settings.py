@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 # learning rate: so small a model ends lower with it (tiny Shakespeare, 2000 steps: 1.85 for 1.92).
 TRAINING: dict[str, dict] = {
     "baby": {"steps": 2000, "lr": 1.5e-3, "min_lr": 1e-4, "warmup": 100, "beta2": 0.99, "eval_every": 250},
+    "baby256": {"steps": 2000, "lr": 1e-3, "min_lr": 1e-4, "warmup": 100, "beta2": 0.99, "eval_every": 250},
     "shakespeare_char": {"steps": 5000, "lr": 1e-3, "min_lr": 1e-4, "warmup": 100, "beta2": 0.99, "eval_every": 250},
     "gpt2": {
         "steps": 600_000, "lr": 6e-4, "min_lr": 6e-5, "warmup": 2000, "beta2": 0.95, "eval_every": 1000,
@@ -38,7 +39,7 @@ def _setting(default: object, text: str, least: float | None = None):
 class Settings:
     """All settings of a run; `settings(preset, ...)` fills in what the preset says."""
 
-    preset: str = _setting("baby", "baby, shakespeare_char or gpt2: sizes, and defaults for what follows")
+    preset: str = _setting("baby", "baby, baby256, shakespeare_char or gpt2: sizes, and defaults for what follows")
     precision: str = _setting("fp32", "fp32, bf16, fp16, fp8, or pure_bf16 (weights and optimizer too)")
     recipe: str = _setting("tensorwise", "of fp8: tensorwise, rowwise, rowwise_with_gw_hp or delayed")
     skip: str = _setting(

@@ -133,9 +133,9 @@ def test_too_many_tokens(model):
 
 
 def test_presets():
-    assert list(gpt.PRESETS) == ["baby", "shakespeare_char", "gpt2"]
+    assert list(gpt.PRESETS) == ["baby", "baby256", "shakespeare_char", "gpt2"]
     assert preset("baby", vocab_size=100, dropout=0.1) == GPTConfig(100, 64, 4, 4, 128, 0.1)
-    with pytest.raises(ValueError, match="The presets are: baby, shakespeare_char, gpt2"):
+    with pytest.raises(ValueError, match="The presets are: baby, baby256, shakespeare_char, gpt2"):
         preset("giant")
 
 

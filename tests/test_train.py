@@ -336,7 +336,7 @@ def test_devices():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"preset": "giant"}, "The presets are: baby, shakespeare_char, gpt2"),
+        ({"preset": "giant"}, "The presets are: baby, baby256, shakespeare_char, gpt2"),
         ({"steps": 0}, "steps is 1 or more"),
         ({"lr": -1.0}, "lr is 0 or more"),
         ({"lr": math.nan}, "lr is 0 or more"),
