@@ -1,0 +1,87 @@
+"""Chapter 12: the blocks of llama.cpp: rows of a weight in pieces, each a few bytes with a scale of its own.
+
+A **block** is a piece of a row, of 32 numbers (here: Q8_0, Q4_0, Q4_1, Q5_0) or 256 (Q4_K, Q6_K), and the bytes that
+stand for it. A row of n numbers becomes n / 32 blocks, one after the other. A quantized tensor is uint8, with the bytes
+of all blocks of a row as its last dimension: just as they lie in a file.
+
+What holds for every function of blocks of 32:
+- `d` is the step between two codes. It is worked out in float32, and stored as float16, low byte first. A d above the
+  range of float16 is stored as infinity, and a d below it as 0.
+- Codes are worked out with the reciprocal id = 1 / d of d as it was *before* it became a float16.
+- Where d or 1 / d is not a finite number (a block of zeros, or nearly; NaN, infinity), all codes are those of 0.
+- A NaN anywhere makes d NaN. Any NaN of float16 will do.
+
+References: ggml-org/ggml, src/ggml-common.h (the layouts) and src/ggml-quants.c (the rules); gguf-py, gguf/quants.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowprec_lab.blanks import blank
+
+BLOCK = 32  # numbers in a block of Q8_0, Q4_0, Q4_1 and Q5_0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the bytes of a block are. name: "q4_0". size: numbers in a block. bytes: bytes in a block."""
+
+    name: str
+    size: int
+    bytes: int
+
+    @property
+    def bits(self) -> float:
+        """Bits for each number, scales included."""
+        return 8 * self.bytes / self.size
+
+
+# By name: every layout of this chapter. What lies where in a block, see the exercises.
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("q8_0", BLOCK, 34),  # float16 d, 32 signed bytes
+        Layout("q4_0", BLOCK, 18),  # float16 d, 16 bytes of two nibbles
+        Layout("q4_1", BLOCK, 20),  # float16 d, float16 m, 16 bytes of two nibbles
+        Layout("q5_0", BLOCK, 22),  # float16 d, 4 bytes of fifth bits, 16 bytes of two nibbles
+    )
+}
+
+
+def as_blocks(x: Tensor, size: int = BLOCK) -> Tensor:
+    """The rows of x cut into blocks: (..., n) becomes (..., n / size, size).
+
+    Raises ValueError where n is no multiple of size: then the tensor needs another type.
+    """
+    n = x.shape[-1] if x.dim() else 1
+    if not x.dim() or n % size:
+        raise ValueError(
+            f"rows of {n} numbers cannot be cut into blocks of {size}. Fall back to another type for this tensor: "
+            "one with smaller blocks, or float16"
+        )
+    return x.contiguous().reshape(*x.shape[:-1], n // size, size)
+
+
+# --- the exercises: blocks of 32 --------------------------------------------------------------------------------------
+
+
+@blank(exercise="12.1", points=3, minutes=30)
+def quantize_q8_0(x: Tensor) -> Tensor:
+    """The bytes of x in Q8_0: for each block of 32 numbers d as float16, then 32 signed bytes.
+
+    x: (..., n) float32, n a multiple of 32 (else ValueError, as `as_blocks`). Returns: uint8, (..., n / 32 * 34).
+    d = amax / 127; code = x * (1 / d), rounded to the nearest whole number; half-way goes away from zero.
+    """
+
+
+# --- the exercises: blocks of 32, in C --------------------------------------------------------------------------------
+
+
+# --- the exercises: blocks of 256 (12.8 and on) -----------------------------------------------------------------------
+
+
+# --- given: blocks of 256, files --------------------------------------------------------------------------------------
