@@ -11,6 +11,18 @@ try:
 
     from lowprec_lab import check, fill, progress, question, reveal
     from lowprec_lab.gguf_blocks import BLOCK, LAYOUTS, as_blocks, quantize_q8_0
+    from lowprec_lab.gguf_blocks import (
+        ALIGNMENT,
+        GGUF_TYPES,
+        SUPER_BLOCK,
+        GGUFTensor,
+        dequantize_q4_k,
+        dequantize_q6_k,
+        plain_bound,
+        quantize_q4_k,
+        write_gguf,
+        written,
+    )
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"{missing.name} is not installed in this kernel. In a terminal, go to the folder of the course and type `make lab`. "
@@ -53,6 +65,133 @@ check(quantize_q8_0)
 # %% [markdown]
 # ---
 # ## Blocks of 256
+#
+# EX7
+
+# %%
+@fill
+def dequantize_q4_k(blocks):
+    ### BEGIN SOLUTION
+    d, dmin, packed, codes = blocks.reshape(-1, 144).split([2, 2, 12, 128], -1)
+    d, dmin = (each.clone().view(torch.float16).float() for each in (d, dmin))  # (blocks, 1)
+    first, second, third = packed.split(4, -1)
+    scales = torch.cat([first & 63, (first >> 6) << 4 | (third & 15)], -1)  # (blocks, 8)
+    mins = torch.cat([second & 63, (second >> 6) << 4 | (third >> 4)], -1)
+    codes = codes.reshape(-1, 4, 1, 32)
+    codes = torch.cat([codes & 15, codes >> 4], 2).reshape(-1, 8, 32)
+    values = (d * scales)[..., None] * codes - (dmin * mins)[..., None]
+    return values.reshape(*blocks.shape[:-1], blocks.shape[-1] // 144 * 256)
+    ### END SOLUTION
+
+
+# %%
+check(dequantize_q4_k)
+
+# %%
+@fill
+def quantize_q4_k(x):
+    ### BEGIN SOLUTION
+    groups = as_blocks(x, SUPER_BLOCK).unflatten(-1, (8, 32)).double()  # (..., blocks, 8, 32)
+    fine = groups.isfinite().all(-1).all(-1, keepdim=True)  # (..., blocks, 1)
+    groups = torch.where(fine[..., None], groups, 0.0)
+
+    def total(values):
+        return values.sum(-1, keepdim=True)
+
+    def divided(above, below):
+        return torch.where(below > 0, above / below, 0.0)
+
+    # Each group by itself: the scale and the lowest value with the least squared error, among 21 candidates.
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True)
+    scale, lowest, least = low, low, torch.full_like(low, math.inf)
+    for step in range(21):
+        codes = (divided(groups - low, high - low) * (14 + step / 10)).round().clamp(0, 15)
+        centered = codes - codes.mean(-1, keepdim=True)
+        slope = divided(total(centered * groups), total(centered**2))
+        start = groups.mean(-1, keepdim=True) - slope * codes.mean(-1, keepdim=True)
+        slope = torch.where(start > 0, divided(total(codes * groups), total(codes**2)), slope)  # a line through 0
+        start = start.clamp(max=0)
+        error = total((slope * codes + start - groups) ** 2)
+        better = error < least
+        scale, lowest, least = (torch.where(better, *each) for each in ((slope, scale), (start, lowest), (error, least)))
+
+    # All groups of a block together: six bits for each scale and min, in units of d and dmin.
+    fields, tops = [], []
+    for values in (scale.squeeze(-1), -lowest.squeeze(-1)):  # (..., blocks, 8)
+        top = (values.amax(-1, keepdim=True) / 63).clamp(max=65504).half()
+        tops.append(torch.where(fine, top, math.nan))
+        fields.append(divided(values, top.double()).round().clamp(0, 63).to(torch.uint8))
+    (d, dmin), (scales, mins) = tops, fields
+
+    # Codes for what is stored, not for what was meant.
+    steps, offsets = ((top.double() * field)[..., None] for top, field in ((d, scales), (dmin, mins)))
+    codes = divided(groups + offsets, steps).round().clamp(0, 15).to(torch.uint8)
+    third = scales[..., 4:] & 15 | (mins[..., 4:] & 15) << 4
+    packed = [each[..., :4] | each[..., 4:] >> 4 << 6 for each in (scales, mins)]
+    nibbles = codes[..., 0::2, :] | codes[..., 1::2, :] << 4  # (..., blocks, 4, 32)
+    halves = [each.contiguous().view(torch.uint8) for each in (d, dmin)]
+    return torch.cat([*halves, *packed, third, nibbles.flatten(-2)], -1).flatten(-2)
+    ### END SOLUTION
+
+
+# %%
+check(quantize_q4_k)
+
+# %%
+@fill
+def dequantize_q6_k(blocks):
+    ### BEGIN SOLUTION
+    low, high, scales, d = blocks.reshape(-1, 210).split([128, 64, 16, 2], -1)
+    low = low.reshape(-1, 2, 1, 64)  # (blocks, half, 1, two times 32 numbers)
+    low = torch.cat([low & 15, low >> 4], 2).reshape(-1, 2, 4, 32)
+    high = torch.stack([high.reshape(-1, 2, 32) >> shift & 3 for shift in (0, 2, 4, 6)], 2)
+    codes = (low | high << 4).to(torch.int8) - 32  # (blocks, half, j, i)
+    steps = d.clone().view(torch.float16).float() * scales.clone().view(torch.int8)  # (blocks, 16)
+    values = steps[..., None] * codes.reshape(-1, 16, 16)
+    return values.reshape(*blocks.shape[:-1], blocks.shape[-1] // 210 * 256)
+    ### END SOLUTION
+
+
+# %%
+check(dequantize_q6_k)
+
+# %%
+import struct
+
+
+@fill
+def write_gguf(file, metadata, tensors):
+    ### BEGIN SOLUTION
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    types = {str: 8, bool: 7, int: 4, float: 6, list: 9}
+
+    def text(value):
+        raw = value.encode()
+        return struct.pack("<Q", len(raw)) + raw
+
+    def plain(value):
+        if type(value) is str:
+            return text(value)
+        if type(value) is list:
+            return struct.pack("<IQ", types[type(value[0])], len(value)) + b"".join(plain(each) for each in value)
+        return struct.pack({bool: "<?", int: "<I", float: "<f"}[type(value)], value)
+
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        head.append(text(key) + struct.pack("<I", types[type(value)]) + plain(value))
+    offset = 0
+    for tensor in tensors:
+        sizes = tensor.shape[::-1]
+        told = (len(sizes), *sizes, GGUF_TYPES[tensor.kind], offset)
+        head.append(text(tensor.name) + struct.pack(f"<I{len(sizes)}QIQ", *told))
+        offset += tensor.data.numel() + -tensor.data.numel() % alignment
+    for content in (b"".join(head), *(tensor.data.numpy().tobytes() for tensor in tensors)):
+        file.write(content + bytes(-len(content) % alignment))
+    ### END SOLUTION
+
+
+# %%
+check(write_gguf)
 
 # %%
 progress()

@@ -50,3 +50,5 @@ def signed_largest(x):
 
 
 # --- blocks of 256 (12.8 and on) --------------------------------------------------------------------------------------
+
+from lowprec_lab.graders import gguf_kquants  # noqa: E402, F401
