@@ -131,8 +131,9 @@ def quantize_q4_k(x: Tensor) -> Tensor:
     """Bytes of Q4_K for x, judged by the numbers that they stand for.
 
     x: (..., n) float32, n a multiple of 256 (else ValueError, as `as_blocks`). Returns: uint8, (..., n / 256 * 144).
-    - On normal numbers the root mean square error is at most 0.074 of their size; on others at most 1.036 times that of
-      a good search for the scale and the min of each group.
+    - On normal numbers the root mean square error is at most 0.074 of their size; on other tensors at most 1.036 times
+      that of a good search for the scale and the min of each group. Where groups of one block differ in size, each
+      group's error as a share of its own size is at most 1.05 times as large as there, on the whole.
     - No group is worse than the bound of a plain way, whose scale is (largest - smallest) / 15 (`plain_bound`).
     - A block of zeros stands for zeros. d and dmin are finite (at most 65504) where all numbers of a block are; where
       one is NaN or infinite, d is NaN.

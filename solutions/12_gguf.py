@@ -68,6 +68,7 @@ check(quantize_q8_0)
 #
 # EX7
 
+
 # %%
 @fill
 def dequantize_q4_k(blocks):
@@ -86,6 +87,7 @@ def dequantize_q4_k(blocks):
 
 # %%
 check(dequantize_q4_k)
+
 
 # %%
 @fill
@@ -113,7 +115,9 @@ def quantize_q4_k(x):
         start = start.clamp(max=0)
         error = total((slope * codes + start - groups) ** 2)
         better = error < least
-        scale, lowest, least = (torch.where(better, *each) for each in ((slope, scale), (start, lowest), (error, least)))
+        scale, lowest, least = (
+            torch.where(better, *each) for each in ((slope, scale), (start, lowest), (error, least))
+        )
 
     # All groups of a block together: six bits for each scale and min, in units of d and dmin.
     fields, tops = [], []
@@ -136,6 +140,7 @@ def quantize_q4_k(x):
 
 # %%
 check(quantize_q4_k)
+
 
 # %%
 @fill

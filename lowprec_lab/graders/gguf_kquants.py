@@ -113,7 +113,9 @@ def own_bytes_for_each_group(blocks):
     return exact.dequantize_q4_k(blocks, codes=exact.run_of(places, 4))
 
 
-@misconception("dequantize_q4_k", "The first half of a block is in the low nibbles of all 128 bytes, the other in the high ones.")
+@misconception(
+    "dequantize_q4_k", "The first half of a block is in the low nibbles of all 128 bytes, the other in the high ones."
+)
 def halves_of_the_block(blocks):
     places = 8 * (16 + np.arange(256) % 128) + 4 * (np.arange(256) // 128)
     return exact.dequantize_q4_k(blocks, codes=exact.run_of(places, 4))
@@ -133,14 +135,15 @@ def six_bits_in_a_row(blocks):
     return exact.dequantize_q4_k(blocks, first[:8], first[8:])
 
 
-@misconception("dequantize_q4_k", "In the last four of the 12 bytes it takes the scale from the high bits, and the min from the low ones.")
+@misconception(
+    "dequantize_q4_k",
+    "In the last four of the 12 bytes it takes the scale from the high bits, and the min from the low ones.",
+)
 def exchanges_low_and_high(blocks):
     def exchanged(places, other):
         return np.concatenate([places[:4], np.concatenate([other[4:, :4], places[4:, 4:]], axis=1)])
 
-    return exact.dequantize_q4_k(
-        blocks, exchanged(exact.SCALES, exact.MINS), exchanged(exact.MINS, exact.SCALES)
-    )
+    return exact.dequantize_q4_k(blocks, exchanged(exact.SCALES, exact.MINS), exchanged(exact.MINS, exact.SCALES))
 
 
 @misconception("dequantize_q4_k", "It takes 8 from every code, as Q4_0 does.")
@@ -189,24 +192,33 @@ def _compare_groups(answer, case, x: Tensor) -> None:
         case.same_bits(got, exact.quantize_q4_k(x))
         return
     errors = _size(values - x.double().reshape(-1, 32))
-    kept = [_rounded(e) if not exact.is_close_to(e, b) else _rounded(b) for e, b in zip(errors.tolist(), bound.tolist(), strict=True)]
+    kept = [
+        _rounded(e) if not exact.is_close_to(e, b) else _rounded(b)
+        for e, b in zip(errors.tolist(), bound.tolist(), strict=True)
+    ]
     case.same_bits(
-        torch.tensor(kept, dtype=torch.float64), torch.tensor([_rounded(b) for b in bound.tolist()], dtype=torch.float64), show=_as_error
+        torch.tensor(kept, dtype=torch.float64),
+        torch.tensor([_rounded(b) for b in bound.tolist()], dtype=torch.float64),
+        show=_as_error,
     )
 
 
-def _compare_whole(answer, case, x: Tensor) -> None:
-    """The error of a tensor as a share of its size, next to the oracle's search. What is not worse counts as equal."""
+def _compare_shares(answer, case, x: Tensor, margin: float = _MARGIN, groups: bool = False) -> None:
+    """The error as a share of the size, next to the oracle's search. What is not worse counts as equal.
+
+    groups: the share of each group of 32 by itself, and the root mean square of all of them.
+    """
     got, right = answer(x), exact.quantize_q4_k(x)
     values = _numbers_of(got, x)
     if values is None:
         case.same_bits(got, right)
         return
-    wide = x.double().reshape(-1, 32)
-    mine, best = (float((each - wide).norm() / wide.norm()) for each in (values, _numbers_of(right, x)))
-    allowed = float(f"{_MARGIN * best:.3g}")
-    fine = exact.is_close_to(mine, _MARGIN * best)
-    case.same_bits(allowed if fine else float(f"{mine:.3g}"), allowed, show=_as_share)
+    wide = x.double().reshape(-1, 32) if groups else x.double().reshape(1, -1)
+    mine, best = (
+        float(_size(_size(each.reshape(wide.shape) - wide) / _size(wide))) for each in (values, _numbers_of(right, x))
+    )
+    allowed = float(f"{margin * best:.3g}")
+    case.same_bits(allowed if exact.is_close_to(mine, margin * best) else float(f"{mine:.3g}"), allowed, show=_as_share)
 
 
 def _single(values: np.ndarray) -> Tensor:
@@ -220,24 +232,30 @@ def error_of_whole_tensors(answer, case):
         for x in (
             case.rng.normal(size=(24, 256)), case.rng.laplace(size=(12, 512)) * 0.02,
             case.rng.normal(size=(2, 12, 256)) + 3, case.rng.uniform(-1, 1, (24, 256)),
+            case.rng.uniform(1, 2, (24, 256)),
         ):  # fmt: skip
-            _compare_whole(answer, case, _single(x))
+            _compare_shares(answer, case, _single(x))
 
 
 @check_for("quantize_q4_k", weight=2)
 def error_of_each_group(answer, case):
     """Groups of very different sizes in one block, single large numbers, groups of one sign and of one number."""
     for _ in range(case.count(1)):
+        for _ in range(3):
+            sizes = np.exp2(case.rng.uniform(-3.5, 0, (16, 8, 1)))
+            x = _single(case.rng.normal(size=(16, 8, 32)) * sizes).reshape(16, 256)
+            _compare_shares(answer, case, x, 1.05, groups=True)
         sizes = np.ldexp(1.0, case.rng.integers(-9, 10, (4, 8, 1)))
         _compare_groups(answer, case, _single(case.rng.normal(size=(4, 8, 32)) * sizes).reshape(2, 512))
-        x = case.rng.normal(size=(4, 256))
-        x[np.arange(4), case.rng.integers(0, 256, 4)] = [100.0, -100.0, 1000.0, -30.0]
-        _compare_groups(answer, case, _single(x))
-        one_sign = np.abs(case.rng.normal(size=(4, 8, 32))) + 1
-        one_sign[1] *= -1
-        one_sign[2, ::2] *= -1
-        one_sign[3] = case.rng.normal(size=(8, 1))
-        _compare_groups(answer, case, _single(one_sign).reshape(4, 256))
+        for outlier in (100.0, -1000.0):
+            x = case.rng.normal(size=(2, 256))
+            x[np.arange(2), case.rng.integers(0, 256, 2)] = outlier
+            _compare_groups(answer, case, _single(x))
+        above = np.abs(case.rng.normal(size=(8, 32))) + 1
+        some = np.where(np.arange(8)[:, None] % 2, above, -above)
+        same = np.repeat(case.rng.normal(size=(8, 1)), 32, axis=1)
+        for groups in (above, -above, some, same):
+            _compare_groups(answer, case, _single(groups).reshape(256))
 
 
 @check_for("quantize_q4_k")
@@ -301,12 +319,16 @@ def _as_number(value: object) -> str:
     return "NaN or infinite" if math.isnan(float(value)) else "a number"
 
 
-@misconception("quantize_q4_k", "It takes the smallest and the largest number of a group as its ends, and searches no better ones.")
+@misconception(
+    "quantize_q4_k", "It takes the smallest and the largest number of a group as its ends, and searches no better ones."
+)
 def ends_as_they_are(x):
     return exact.quantize_q4_k(x, fit=exact.ends)
 
 
-@misconception("quantize_q4_k", "It lets a min be above 0, as no group around 3 has a number near 0: 6 bits have no sign.")
+@misconception(
+    "quantize_q4_k", "It lets a min be above 0, as no group around 3 has a number near 0: 6 bits have no sign."
+)
 def min_above_zero(x):
     def fit(groups):
         scale, least = exact.fitted(groups - groups.min(-1, keepdims=True))
@@ -493,9 +515,7 @@ def other_alignments_and_empty_files(answer, case):
     for _ in range(case.count(1)):
         for alignment in (8, 64, 256):
             kinds = (("f32", (3,), 12), ("f32", (4, 16), 256), ("q8_0", (1, 32), 34))
-            _compare_files(
-                answer, case, (_NAME, ("general.alignment", alignment)), *some_tensors(case.rng, *kinds)
-            )
+            _compare_files(answer, case, (_NAME, ("general.alignment", alignment)), *some_tensors(case.rng, *kinds))
         _compare_files(answer, case, (_NAME,))
         _compare_files(answer, case, (), *some_tensors(case.rng, ("f32", (8,), 32)))
         _compare_files(answer, case, ())

@@ -98,7 +98,9 @@ def float_rows(values: np.ndarray, blocks: Tensor, size: int) -> Tensor:
     return torch.from_numpy(single.reshape(*blocks.shape[:-1], blocks.shape[-1] // size * 256))
 
 
-def fitted(groups: np.ndarray, shrink: tuple[float, ...] = (1.08, 1.04, 1.0, 0.96, 0.92, 0.88, 0.84, 0.8)) -> tuple[np.ndarray, np.ndarray]:
+def fitted(
+    groups: np.ndarray, shrink: tuple[float, ...] = (1.08, 1.04, 1.0, 0.96, 0.92, 0.88, 0.84, 0.8)
+) -> tuple[np.ndarray, np.ndarray]:
     """(scale, min) of each group of the last dimension: least squares, from several first ranges. float64."""
     best, scale, least = None, None, None
     for share in shrink:
@@ -144,7 +146,7 @@ def ends(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def quantize_q4_k(
     x: Tensor, fit: Callable = fitted, scales: np.ndarray = SCALES, codes: np.ndarray = CODES, stored: bool = True,
-    rounded: Callable = np.rint, top: float = 65504.0, mark: bool = True, 
+    rounded: Callable = np.rint, top: float = 65504.0, mark: bool = True,
     change: Callable = lambda scale, least: (scale, least),
 ) -> Tensor:  # fmt: skip
     """fit: scale and min of groups. stored: codes are those of what is stored. mark: NaN where a number is not finite.
