@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lowprec_lab.blanks import blank
@@ -74,7 +73,46 @@ def quantize_q8_0(x: Tensor) -> Tensor:
     """The bytes of x in Q8_0: for each block of 32 numbers d as float16, then 32 signed bytes.
 
     x: (..., n) float32, n a multiple of 32 (else ValueError, as `as_blocks`). Returns: uint8, (..., n / 32 * 34).
-    d = amax / 127; code = x * (1 / d), rounded to the nearest whole number; half-way goes away from zero.
+    d = amax / 127; code = x * id, rounded to the nearest whole number; half-way goes away from zero.
+    """
+
+
+@blank(exercise="12.2", points=3, minutes=35)
+def dequantize_blocks(blocks: Tensor, layout: str) -> Tensor:
+    """The numbers that bytes stand for: float32.
+
+    blocks: uint8, (..., k * LAYOUTS[layout].bytes), k at least 1. Returns: (..., k * 32).
+    layout: "q8_0": code * d. "q4_0": (code - 8) * d. "q4_1": code * d + m. "q5_0": (code - 16) * d. All in float32.
+    Low nibbles belong to numbers 0 to 15 of a block, high nibbles to 16 to 31; bit j of the fifth bits to number j.
+    ValueError for another layout, and where the last dimension is not made of whole blocks.
+    """
+
+
+@blank(exercise="12.3", points=3, minutes=35)
+def quantize_q4_0(x: Tensor) -> Tensor:
+    """The bytes of x in Q4_0: for each block d as float16, then 16 bytes of two nibbles.
+
+    x: as for quantize_q8_0. Returns: uint8, (..., n / 32 * 18). d = (the number of largest magnitude, with its sign)
+    / -8; of several, the first. code = x * id + 8.5 without its fraction, at most 15; in float32, each step rounded.
+    """
+
+
+@blank(exercise="12.4", points=2, minutes=25)
+def quantize_q4_1(x: Tensor) -> Tensor:
+    """The bytes of x in Q4_1: for each block d and m as float16, then 16 bytes of two nibbles.
+
+    x: as for quantize_q8_0. Returns: uint8, (..., n / 32 * 20). m = the smallest number; d = (largest - m) / 15;
+    code = (x - m) * id + 0.5 without its fraction, with the m in float32.
+    """
+
+
+@blank(exercise="12.5", points=3, minutes=30)
+def quantize_q5_0(x: Tensor) -> Tensor:
+    """The bytes of x in Q5_0: for each block d as float16, 4 bytes of fifth bits, 16 bytes of two nibbles.
+
+    x: as for quantize_q8_0. Returns: uint8, (..., n / 32 * 22). As Q4_0, with d = largest / -16, and code = x * id +
+    16.5 without its fraction, at most 31. Nibbles hold the low four bits. Bit j of the four bytes, read as one number
+    with its low byte first, is the fifth bit of number j.
     """
 
 
