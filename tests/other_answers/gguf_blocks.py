@@ -25,7 +25,7 @@ def by_numpy(x):
 def block_by_block(x):
     rows = []
     for block in as_blocks(x).reshape(-1, 32):
-        d = torch.maximum(block.max(), -block.min()) / torch.tensor(127.0)
+        d = block.abs().max() / torch.tensor(127.0)
         codes = torch.zeros(32, dtype=torch.int16)
         if torch.isfinite(d) and torch.isfinite(1 / d):
             twice = (block * (1 / d)).double() * 2  # whole numbers are at even places, what is half-way at odd ones
@@ -96,13 +96,6 @@ def by_a_table(blocks, layout):
 # --- 12.3 quantize_q4_0 ---
 
 
-def usable(d):
-    """1 / d, and where it and d are finite."""
-    with np.errstate(all="ignore"):
-        inverse = np.float32(1) / d
-    return inverse, np.isfinite(inverse) & np.isfinite(d)
-
-
 @other("quantize_q4_0")
 def from_the_two_ends(x):
     """The largest magnitude is that of the smallest or of the largest number."""
@@ -114,7 +107,8 @@ def from_the_two_ends(x):
     d = np.where(-low > high, low, np.where(high > -low, high, np.where(high == 0, zero, alike)))
     with np.errstate(all="ignore"):
         d = np.where(np.isnan(low), np.nan, d).astype(np.float32) * np.float32(-0.125)
-        inverse, fine = usable(d)
+        inverse = np.float32(1) / d
+        fine = np.isfinite(inverse) & np.isfinite(d)
         sums = np.where(fine, blocks * inverse, np.float32(0)) + np.float32(8.5)
         codes = np.minimum(sums.astype(np.int32), 15)
         packed = codes[..., :16] + codes[..., 16:] * 16
@@ -125,7 +119,7 @@ def from_the_two_ends(x):
 @other("quantize_q4_0")
 def sorted_by_magnitude(x):
     blocks = as_blocks(x)
-    places = blocks.abs().sort(-1, descending=True, stable=True).indices[..., :1]
+    places = blocks.abs().sort(dim=-1, descending=True, stable=True).indices[..., :1]
     d = torch.take_along_dim(blocks, places, -1) / torch.tensor(-8.0)
     fine = d.isfinite() & (1 / d).isfinite()
     sums = torch.where(fine, blocks * d.reciprocal(), torch.zeros(())).add(8.5).floor().int()
@@ -143,7 +137,8 @@ def q4_1_by_numpy(x):
     with np.errstate(all="ignore"):
         m, top = blocks.min(-1, keepdims=True), blocks.max(-1, keepdims=True)
         d = (top - m) / np.float32(15)
-        inverse, fine = usable(d)
+        inverse = np.float32(1) / d
+        fine = np.isfinite(inverse) & np.isfinite(d)
         codes = np.where(fine, (blocks - m) * inverse + np.float32(0.5), np.float32(0)).astype(np.uint8)
         halves = np.concatenate([d, m], -1).astype("<f2").view(np.uint8)
     out = np.concatenate([halves, codes[..., :16] | codes[..., 16:] << 4], -1)
@@ -172,7 +167,8 @@ def q5_0_by_packbits(x):
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
     with np.errstate(all="ignore"):
         d = largest * np.float32(-1 / 16)
-        inverse, fine = usable(d)
+        inverse = np.float32(1) / d
+        fine = np.isfinite(inverse) & np.isfinite(d)
         codes = np.where(fine, blocks * inverse, np.float32(0)) + np.float32(16.5)
         codes = np.minimum(codes, 31).astype(np.uint8)
         stored = d.astype("<f2").view(np.uint8)
