@@ -20,7 +20,6 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lowprec_lab.blanks import blank
@@ -76,7 +75,46 @@ def quantize_q8_0(x: Tensor) -> Tensor:
     """The bytes of x in Q8_0: for each block of 32 numbers d as float16, then 32 signed bytes.
 
     x: (..., n) float32, n a multiple of 32 (else ValueError, as `as_blocks`). Returns: uint8, (..., n / 32 * 34).
-    d = amax / 127; code = x * (1 / d), rounded to the nearest whole number; half-way goes away from zero.
+    d = amax / 127; code = x * id, rounded to the nearest whole number; half-way goes away from zero.
+    """
+
+
+@blank(exercise="12.2", points=3, minutes=35)
+def dequantize_blocks(blocks: Tensor, layout: str) -> Tensor:
+    """The numbers that bytes stand for: float32.
+
+    blocks: uint8, (..., k * LAYOUTS[layout].bytes), k at least 1. Returns: (..., k * 32).
+    layout: "q8_0": code * d. "q4_0": (code - 8) * d. "q4_1": code * d + m. "q5_0": (code - 16) * d. All in float32.
+    Low nibbles belong to numbers 0 to 15 of a block, high nibbles to 16 to 31; bit j of the fifth bits to number j.
+    ValueError for another layout, and where the last dimension is not made of whole blocks.
+    """
+
+
+@blank(exercise="12.3", points=3, minutes=35)
+def quantize_q4_0(x: Tensor) -> Tensor:
+    """The bytes of x in Q4_0: for each block d as float16, then 16 bytes of two nibbles.
+
+    x: as for quantize_q8_0. Returns: uint8, (..., n / 32 * 18). d = (the number of largest magnitude, with its sign)
+    / -8; of several, the first. code = x * id + 8.5 without its fraction, at most 15; in float32, each step rounded.
+    """
+
+
+@blank(exercise="12.4", points=2, minutes=25)
+def quantize_q4_1(x: Tensor) -> Tensor:
+    """The bytes of x in Q4_1: for each block d and m as float16, then 16 bytes of two nibbles.
+
+    x: as for quantize_q8_0. Returns: uint8, (..., n / 32 * 20). m = the smallest number; d = (largest - m) / 15;
+    code = (x - m) * id + 0.5 without its fraction, with the m in float32.
+    """
+
+
+@blank(exercise="12.5", points=3, minutes=30)
+def quantize_q5_0(x: Tensor) -> Tensor:
+    """The bytes of x in Q5_0: for each block d as float16, 4 bytes of fifth bits, 16 bytes of two nibbles.
+
+    x: as for quantize_q8_0. Returns: uint8, (..., n / 32 * 22). As Q4_0, with d = largest / -16, and code = x * id +
+    16.5 without its fraction, at most 31. Nibbles hold the low four bits. Bit j of the four bytes, read as one number
+    with its low byte first, is the fifth bit of number j.
     """
 
 
@@ -112,7 +150,7 @@ class GGUFTensor:
 # --- the exercises: blocks of 256, and a file -------------------------------------------------------------------------
 
 
-@blank(exercise="12.7", points=3, minutes=40)
+@blank(exercise="12.8", points=3, minutes=40)
 def dequantize_q4_k(blocks: Tensor) -> Tensor:
     """The numbers that bytes of Q4_K stand for: d * scale * code - dmin * min, in float32.
 
@@ -126,7 +164,7 @@ def dequantize_q4_k(blocks: Tensor) -> Tensor:
     """
 
 
-@blank(exercise="12.8", points=5, minutes=60)
+@blank(exercise="12.9", points=5, minutes=60)
 def quantize_q4_k(x: Tensor) -> Tensor:
     """Bytes of Q4_K for x, judged by the numbers that they stand for.
 
@@ -140,7 +178,7 @@ def quantize_q4_k(x: Tensor) -> Tensor:
     """
 
 
-@blank(exercise="12.9", points=2, minutes=25)
+@blank(exercise="12.10", points=2, minutes=25)
 def dequantize_q6_k(blocks: Tensor) -> Tensor:
     """The numbers that bytes of Q6_K stand for: d * scale * (code - 32), in float32.
 
@@ -152,7 +190,7 @@ def dequantize_q6_k(blocks: Tensor) -> Tensor:
     """
 
 
-@blank(exercise="12.10", points=4, minutes=50)
+@blank(exercise="12.11", points=4, minutes=50)
 def write_gguf(file: object, metadata: dict, tensors: list[GGUFTensor]) -> None:
     """Write a GGUF file, version 3, to a binary file that is open for writing. All numbers are little-endian.
 

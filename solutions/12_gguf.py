@@ -10,7 +10,16 @@ try:
     import torch
 
     from lowprec_lab import check, fill, progress, question, reveal
-    from lowprec_lab.gguf_blocks import BLOCK, LAYOUTS, as_blocks, quantize_q8_0
+    from lowprec_lab.gguf_blocks import (
+        BLOCK,
+        LAYOUTS,
+        as_blocks,
+        dequantize_blocks,
+        quantize_q4_0,
+        quantize_q4_1,
+        quantize_q5_0,
+        quantize_q8_0,
+    )
     from lowprec_lab.gguf_blocks import (
         ALIGNMENT,
         GGUF_TYPES,
@@ -57,6 +66,87 @@ def quantize_q8_0(x):
 
 # %%
 check(quantize_q8_0)
+
+
+# %%
+@fill
+def dequantize_blocks(blocks, layout):
+    ### BEGIN SOLUTION
+    if layout not in LAYOUTS or LAYOUTS[layout].size != BLOCK:
+        raise ValueError(f"there is no layout {layout!r} of blocks of 32: there are q8_0, q4_0, q4_1, q5_0")
+    rows = as_blocks(blocks, LAYOUTS[layout].bytes)
+    d, rest = rows[..., :2].contiguous().view(torch.float16).float(), rows[..., 2:]
+    if layout == "q8_0":
+        return (rest.contiguous().view(torch.int8) * d).flatten(-2)
+    packed = rest[..., -16:]
+    codes = torch.cat([packed & 15, packed >> 4], -1).float()
+    if layout == "q4_1":
+        return (codes * d + rest[..., :2].contiguous().view(torch.float16).float()).flatten(-2)
+    if layout == "q5_0":
+        fifth = rest[..., :4, None] >> torch.arange(8, dtype=torch.uint8) & 1
+        codes += 16 * fifth.flatten(-2)
+    return ((codes - (16 if layout == "q5_0" else 8)) * d).flatten(-2)
+    ### END SOLUTION
+
+
+# %%
+check(dequantize_blocks)
+
+
+# %%
+@fill
+def quantize_q4_0(x):
+    ### BEGIN SOLUTION
+    blocks = as_blocks(x)
+    d = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -8
+    inverse = 1 / d
+    scaled = torch.where(d.isfinite() & inverse.isfinite(), blocks * inverse, 0.0)
+    codes = (scaled + 8.5).clamp(max=15).to(torch.uint8)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([d.half().view(torch.uint8), packed], -1).flatten(-2)
+    ### END SOLUTION
+
+
+# %%
+check(quantize_q4_0)
+
+
+# %%
+@fill
+def quantize_q4_1(x):
+    ### BEGIN SOLUTION
+    blocks = as_blocks(x)
+    m = blocks.amin(-1, keepdim=True)
+    d = (blocks.amax(-1, keepdim=True) - m) / 15
+    inverse = 1 / d
+    scaled = torch.where(d.isfinite() & inverse.isfinite(), (blocks - m) * inverse, 0.0)
+    codes = (scaled + 0.5).clamp(max=15).to(torch.uint8)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([d.half().view(torch.uint8), m.half().view(torch.uint8), packed], -1).flatten(-2)
+    ### END SOLUTION
+
+
+# %%
+check(quantize_q4_1)
+
+
+# %%
+@fill
+def quantize_q5_0(x):
+    ### BEGIN SOLUTION
+    blocks = as_blocks(x)
+    d = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -16
+    inverse = 1 / d
+    scaled = torch.where(d.isfinite() & inverse.isfinite(), blocks * inverse, 0.0)
+    codes = (scaled + 16.5).clamp(max=31).to(torch.uint8)
+    fifth = (codes >> 4).unflatten(-1, (4, 8)) << torch.arange(8, dtype=torch.uint8)
+    nibbles = codes[..., :16] & 15 | (codes[..., 16:] & 15) << 4
+    return torch.cat([d.half().view(torch.uint8), fifth.sum(-1).to(torch.uint8), nibbles], -1).flatten(-2)
+    ### END SOLUTION
+
+
+# %%
+check(quantize_q5_0)
 
 # %% [markdown]
 # ---

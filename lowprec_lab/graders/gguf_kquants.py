@@ -57,7 +57,7 @@ def _compare_numbers(answer, case, blocks: Tensor, right) -> None:
     case.same_bits(_settled_zeros(answer(blocks)), _settled_zeros(right(blocks)))
 
 
-# --- 12.7 dequantize_q4_k ---------------------------------------------------------------------------------------------
+# --- 12.8 dequantize_q4_k ---------------------------------------------------------------------------------------------
 
 
 @check_for("dequantize_q4_k", weight=2)
@@ -156,7 +156,7 @@ def one_d_for_both(blocks):
     return exact.dequantize_q4_k(blocks, one_d=True)
 
 
-# --- 12.8 quantize_q4_k -----------------------------------------------------------------------------------------------
+# --- 12.9 quantize_q4_k -----------------------------------------------------------------------------------------------
 
 
 def _numbers_of(got: object, x: Tensor) -> Tensor | None:
@@ -377,7 +377,7 @@ def hides_nan(x):
     return exact.quantize_q4_k(x, mark=False)
 
 
-# --- 12.9 dequantize_q6_k ---------------------------------------------------------------------------------------------
+# --- 12.10 dequantize_q6_k --------------------------------------------------------------------------------------------
 
 
 @check_for("dequantize_q6_k", weight=2)
@@ -453,7 +453,7 @@ def d_at_the_beginning(blocks):
     return exact.dequantize_q6_k(blocks, d_at=0)
 
 
-# --- 12.10 write_gguf -------------------------------------------------------------------------------------------------
+# --- 12.11 write_gguf ------------------------------------------------------------------------------------------------
 
 
 def some_tensors(rng: np.random.Generator, *kinds: tuple[str, tuple[int, ...], int]) -> tuple:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lowprec_lab.blanks import Blank
 from lowprec_lab.graders.case import Answer, Call, Case, Record, tokens_of
-from lowprec_lab.graders.counterexample import call_text, row_of
+from lowprec_lab.graders.counterexample import call_text, line_of, row_of
 from lowprec_lab.graders.registry import ORACLES, Check
 from lowprec_lab.graders.run import run_check
 
@@ -80,7 +80,8 @@ def _elements(call: Call, which: np.ndarray) -> Call:
 
 
 def _smaller(record: Record, index: int | None) -> Iterator[Call]:
-    """One element of each tensor, or one row, where the result has as many; all of a few; a corner; all of many."""
+    """One element of each tensor, or one row, where the result has as many; all of a few; a corner; a row that becomes
+    one of another length; all of many."""
     call, want = record.call, record.want[0] if record.want else None
     tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
     if index is not None and isinstance(want, Tensor):
@@ -92,6 +93,8 @@ def _smaller(record: Record, index: int | None) -> Iterator[Call]:
         yield call
         return
     yield _cut(call, _corner)
+    if tensors and all(arg.dim() > 1 and line_of(arg, want, index) is not None for arg in tensors):
+        yield _cut(call, lambda arg: line_of(arg, want, index))
     if sum(arg.numel() for arg in tensors) <= _MANY_ELEMENTS:
         yield call
 
