@@ -20,6 +20,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lowprec_lab.blanks import blank
@@ -208,22 +209,69 @@ def write_gguf(file: object, metadata: dict, tensors: list[GGUFTensor]) -> None:
 
 # --- scenarios and given functions of blocks of 256 -------------------------------------------------------------------
 
+SAMPLES = ("normal", "long tails", "around 3", "uniform", "from 1 to 2", "groups of many sizes")
+
+
+def sample(kind: str, seed: int, blocks: int = 24) -> Tensor:
+    """Numbers to try a quantizer of blocks of 256 on: float32, (blocks, 256), the same for the same kind and seed.
+
+    kind: one of SAMPLES. "groups of many sizes": each 32 of a row have a size of their own, from 1/11 to 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(blocks, 8, 32, generator=generator)
+    share = torch.rand(blocks, 8, 32, generator=generator)
+    if kind == "long tails":
+        x = -x.sign() * share.clamp(min=1e-7).log() * 0.02
+    elif kind == "around 3":
+        x = x + 3
+    elif kind in ("uniform", "from 1 to 2"):
+        x = share + 1 if kind == "from 1 to 2" else 2 * share - 1
+    elif kind == "groups of many sizes":
+        x = x * torch.exp2(-3.5 * share[..., :1])
+    elif kind != "normal":
+        raise ValueError(f"there is no sample {kind!r}. The samples are: {', '.join(SAMPLES)}")
+    return x.flatten(1)
+
+
+def quantized(function: Callable, kind: str, seed: int) -> Tensor:
+    """The bytes that a quantizer makes of a `sample`."""
+    return function(sample(kind, seed))
+
+
+def byte_count(kind: str, shape: tuple[int, ...]) -> int:
+    """The bytes of a tensor in a file. kind: one of GGUF_TYPES. ValueError where its blocks do not divide the rows."""
+    count = 1
+    for size in shape:
+        count *= size
+    if kind in ("f32", "f16"):
+        return count * int(kind[1:]) // 8
+    layout = LAYOUTS[kind]
+    if shape[-1] % layout.size:
+        raise ValueError(f"rows of {shape[-1]} numbers are not made of blocks of {layout.size}, which {kind} has")
+    return count // layout.size * layout.bytes
+
 
 def written(function: Callable, metadata: tuple, *tensors: tuple) -> Tensor:
-    """The bytes of a file that was written: uint8. metadata: pairs; tensors: the fields of each GGUFTensor."""
-    file = io.BytesIO()
-    function(file, dict(metadata), [GGUFTensor(*fields) for fields in tensors])
+    """The bytes of a file that was written: uint8. metadata: pairs. tensors: name, kind and shape of each.
+
+    The bytes of the first tensor are 1, 2, 3, ... 255, 1, 2, ..., those of the next one 32, 33, ..., and so on.
+    """
+    file, made = io.BytesIO(), []
+    for place, (name, kind, shape) in enumerate(tensors):
+        content = (torch.arange(byte_count(kind, shape)) + 31 * place) % 255 + 1
+        made.append(GGUFTensor(name, kind, shape, content.to(torch.uint8)))
+    function(file, dict(metadata), made)
     return torch.tensor(list(file.getvalue()), dtype=torch.uint8)
 
 
 def plain_bound(x: Tensor) -> Tensor:
     """The largest error that the plain way can have in each group of 32: float64, (..., n / 256, 8).
 
-    x: as `quantize_q4_k` has it. The plain way: low = the smallest number of a group or 0, scale = (largest - low) / 15,
-    min = -low, d = largest scale / 63, dmin = largest min / 63, all scales and mins to the nearest multiple of those,
-    all codes to the nearest of 0 to 15. A stored scale is off by half a d at most, and a min by half a dmin. So inside
-    its range a number is off by half a stored scale, and at its ends by 15 halves of d and half a dmin. What float16
-    rounds off d and dmin is added.
+    x: as `quantize_q4_k` has it. The plain way: low = the smallest number of a group, or 0 if that is smaller; scale =
+    (largest - low) / 15; min = -low; d = largest scale / 63; dmin = largest min / 63; all scales and mins to the
+    nearest multiple of those, all codes to the nearest of 0 to 15. A stored scale is off by half a d at most, and a min
+    by half a dmin. So inside its range a number is off by half a stored scale, and at its ends by 15 halves of d and
+    half a dmin. What float16 rounds off d and dmin is added.
     """
     groups = as_blocks(x, SUPER_BLOCK).unflatten(-1, (8, 32)).double()
     low = groups.amin(-1).clamp(max=0)

@@ -7,6 +7,8 @@
 
 # %% tags=["setup"]
 try:
+    import math
+
     import torch
 
     from lowprec_lab import check, fill, progress, question, reveal
@@ -29,6 +31,8 @@ try:
         dequantize_q6_k,
         plain_bound,
         quantize_q4_k,
+        quantized,
+        sample,
         write_gguf,
         written,
     )

@@ -7,14 +7,13 @@ which gets 0.0714 on normal numbers. A file is taken apart, and compared part by
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.gguf_blocks import plain_bound, written
+from lowprec_lab.gguf_blocks import plain_bound, quantized, sample, written
 from lowprec_lab.graders import gguf_kquants_oracle as exact
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 
@@ -24,6 +23,7 @@ oracle_for("dequantize_q6_k", exact.dequantize_q6_k)
 oracle_for("write_gguf", exact.write_gguf)
 
 _MARGIN = 1.036  # 0.074 is what the contract allows on normal numbers, and 0.0714 what the oracle has there
+_MARGIN_OF_GROUPS = 1.05  # between good searches 1.02 was seen, and 1.08 with codes of scales that are not stored
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -186,29 +186,26 @@ def _as_share(value: object) -> str:
 
 def _compare_groups(answer, case, x: Tensor) -> None:
     """The error of each group, next to the plain way's bound. What is within it counts as equal."""
-    got, bound = answer(x), plain_bound(x).reshape(-1)
+    got, bounds = answer(x), plain_bound(x).flatten(-2)  # (..., groups of a row)
     values = _numbers_of(got, x)
     if values is None:
         case.same_bits(got, exact.quantize_q4_k(x))
         return
-    errors = _size(values - x.double().reshape(-1, 32))
-    kept = [
-        _rounded(e) if not exact.is_close_to(e, b) else _rounded(b)
-        for e, b in zip(errors.tolist(), bound.tolist(), strict=True)
-    ]
-    case.same_bits(
-        torch.tensor(kept, dtype=torch.float64),
-        torch.tensor([_rounded(b) for b in bound.tolist()], dtype=torch.float64),
-        show=_as_error,
+    errors = _size(values - x.double().reshape(-1, 32)).tolist()
+    pairs = [(e, b) for e, b in zip(errors, bounds.flatten().tolist(), strict=True)]
+    kept = [_rounded(bound if exact.is_close_to(error, bound) else error) for error, bound in pairs]
+    mine, allowed = (
+        torch.tensor(each, dtype=torch.float64).reshape(bounds.shape)
+        for each in (kept, [_rounded(bound) for _, bound in pairs])
     )
+    case.same_bits(mine, allowed, show=_as_error)
 
 
-def _compare_shares(answer, case, x: Tensor, margin: float = _MARGIN, groups: bool = False) -> None:
-    """The error as a share of the size, next to the oracle's search. What is not worse counts as equal.
-
-    groups: the share of each group of 32 by itself, and the root mean square of all of them.
-    """
-    got, right = answer(x), exact.quantize_q4_k(x)
+def _compare_shares(answer, case, kind: str) -> None:
+    """The error as a share of the size, next to the oracle's search. What is not worse counts as equal."""
+    seed = int(case.rng.integers(0, 2**31))
+    groups, x = kind == "groups of many sizes", sample(kind, seed)
+    got, right = answer.run(quantized, kind, seed), exact.quantize_q4_k(x)
     values = _numbers_of(got, x)
     if values is None:
         case.same_bits(got, right)
@@ -217,8 +214,9 @@ def _compare_shares(answer, case, x: Tensor, margin: float = _MARGIN, groups: bo
     mine, best = (
         float(_size(_size(each.reshape(wide.shape) - wide) / _size(wide))) for each in (values, _numbers_of(right, x))
     )
-    allowed = float(f"{margin * best:.3g}")
-    case.same_bits(allowed if exact.is_close_to(mine, margin * best) else float(f"{mine:.3g}"), allowed, show=_as_share)
+    bound = (_MARGIN_OF_GROUPS if groups else _MARGIN) * best
+    allowed = float(f"{bound:.3g}")
+    case.same_bits(allowed if exact.is_close_to(mine, bound) else float(f"{mine:.3g}"), allowed, show=_as_share)
 
 
 def _single(values: np.ndarray) -> Tensor:
@@ -229,12 +227,8 @@ def _single(values: np.ndarray) -> Tensor:
 def error_of_whole_tensors(answer, case):
     """Normal numbers, numbers with long tails, numbers that are not around 0: the error of 24 blocks at once."""
     for _ in range(case.count(1)):
-        for x in (
-            case.rng.normal(size=(24, 256)), case.rng.laplace(size=(12, 512)) * 0.02,
-            case.rng.normal(size=(2, 12, 256)) + 3, case.rng.uniform(-1, 1, (24, 256)),
-            case.rng.uniform(1, 2, (24, 256)),
-        ):  # fmt: skip
-            _compare_shares(answer, case, _single(x))
+        for kind in ("normal", "long tails", "around 3", "uniform", "from 1 to 2"):
+            _compare_shares(answer, case, kind)
 
 
 @check_for("quantize_q4_k", weight=2)
@@ -242,9 +236,7 @@ def error_of_each_group(answer, case):
     """Groups of very different sizes in one block, single large numbers, groups of one sign and of one number."""
     for _ in range(case.count(1)):
         for _ in range(3):
-            sizes = np.exp2(case.rng.uniform(-3.5, 0, (16, 8, 1)))
-            x = _single(case.rng.normal(size=(16, 8, 32)) * sizes).reshape(16, 256)
-            _compare_shares(answer, case, x, 1.05, groups=True)
+            _compare_shares(answer, case, "groups of many sizes")
         sizes = np.ldexp(1.0, case.rng.integers(-9, 10, (4, 8, 1)))
         _compare_groups(answer, case, _single(case.rng.normal(size=(4, 8, 32)) * sizes).reshape(2, 512))
         for outlier in (100.0, -1000.0):
@@ -456,12 +448,9 @@ def d_at_the_beginning(blocks):
 # --- 12.11 write_gguf ------------------------------------------------------------------------------------------------
 
 
-def some_tensors(rng: np.random.Generator, *kinds: tuple[str, tuple[int, ...], int]) -> tuple:
-    """Tensors of these kinds, shapes and numbers of bytes, with random bytes of which none is 0."""
-    return tuple(
-        (f"part.{place}.weight", kind, shape, torch.from_numpy(rng.integers(1, 256, size).astype(np.uint8)))
-        for place, (kind, shape, size) in enumerate(kinds)
-    )
+def some_tensors(*kinds: tuple[str, tuple[int, ...]]) -> tuple:
+    """Names for tensors of these kinds and shapes."""
+    return tuple((f"part.{place}.weight", kind, shape) for place, (kind, shape) in enumerate(kinds))
 
 
 def _in_words(*parts: str) -> str:
@@ -486,11 +475,15 @@ def tensors_of_every_kind(answer, case):
     """One to three tensors of one to three dimensions, of five kinds, whose bytes end anywhere."""
     for _ in range(case.count(1)):
         for kinds in (
-            (("f32", (3, 8), 96),), (("q8_0", (2, 64), 136), ("f32", (5,), 20)),
-            (("q4_k", (3, 256), 432), ("q5_0", (2, 96), 132), ("f16", (2, 3, 4), 48)), (("q6_k", (1, 512), 420),),
-            (("q4_0", (4, 32), 72), ("q4_1", (7, 32), 140)),
+            (("f32", (3, 8)),), (("q8_0", (2, 64)), ("f32", (_size_of(case),))),
+            (("q4_k", (3, 256)), ("q5_0", (2, 96)), ("f16", (2, _size_of(case), 4))), (("q6_k", (1, 512)),),
+            (("q4_0", (4, 32)), ("q4_1", (_size_of(case), 32))),
         ):  # fmt: skip
-            _compare_files(answer, case, (_NAME,), *some_tensors(case.rng, *kinds))
+            _compare_files(answer, case, (_NAME,), *some_tensors(*kinds))
+
+
+def _size_of(case) -> int:
+    return int(case.rng.integers(2, 12)) * 2 + 1
 
 
 @check_for("write_gguf", weight=2)
@@ -499,11 +492,11 @@ def entries_of_every_type(answer, case):
     for _ in range(case.count(1)):
         count = int(case.rng.integers(1, 2**32 - 1))
         value = float(case.rng.normal())
-        tensors = some_tensors(case.rng, ("f32", (2, 2), 16))
+        tensors = some_tensors(("f32", (2, 2)))
         for entry in (
             ("general.name", "Größe ½ GPT"), ("a.count", count), ("a.rate", value), ("a.flag", True), ("a.flag", False),
-            ("a.empty", ""), ("a.größe", 3), ("ein.µ", "x"), ("a.texts", ["\n", "é", "ab"]), ("a.counts", [count, 0, 7]), ("a.rates", [value, 0.5]),
-            ("a.flags", [True, False, True]),
+            ("a.empty", ""), ("a.größe", 3), ("ein.µ", "x"), ("a.texts", ["\n", "é", "ab"]),
+            ("a.counts", [count, 0, 7]), ("a.rates", [value, 0.5]), ("a.flags", [True, False, True]),
         ):  # fmt: skip
             _compare_files(answer, case, (_NAME, entry), *tensors)
         _compare_files(answer, case, (("b", 1), ("a", "x"), _NAME, ("c", [0.25])), *tensors)
@@ -514,10 +507,10 @@ def other_alignments_and_empty_files(answer, case):
     """Alignments of 8, 64 and 256 among the metadata, tensors that end on them; no tensors, no metadata."""
     for _ in range(case.count(1)):
         for alignment in (8, 64, 256):
-            kinds = (("f32", (3,), 12), ("f32", (4, 16), 256), ("q8_0", (1, 32), 34))
-            _compare_files(answer, case, (_NAME, ("general.alignment", alignment)), *some_tensors(case.rng, *kinds))
+            kinds = (("f32", (_size_of(case),)), ("f32", (4, 16)), ("q8_0", (1, 32)))
+            _compare_files(answer, case, (_NAME, ("general.alignment", alignment)), *some_tensors(*kinds))
         _compare_files(answer, case, (_NAME,))
-        _compare_files(answer, case, (), *some_tensors(case.rng, ("f32", (8,), 32)))
+        _compare_files(answer, case, (), *some_tensors(("f32", (8,))))
         _compare_files(answer, case, ())
 
 

@@ -303,8 +303,8 @@ def by_trying_ranges(x):
     high = groups.max(-1, keepdim=True).values
     best = torch.full_like(low, torch.inf)
     bottom, step = low.clone(), (high - low) / 15
-    for down in torch.linspace(0, 0.16, 9):
-        for up in torch.linspace(0, 0.2, 17):
+    for down in torch.linspace(0, 0.15, 6):
+        for up in torch.linspace(-0.05, 0.2, 26):
             start = low + (high - low) * down * (low < 0)
             start = start.clamp(max=0)
             width = (high - (high - low) * up - start) / 15
