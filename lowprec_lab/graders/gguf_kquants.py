@@ -253,7 +253,7 @@ def error_of_each_group(answer, case):
 @check_for("quantize_q4_k")
 def zeros_tiny_and_huge_numbers(answer, case):
     """Zeros, which stay zeros; subnormal and tiny numbers; numbers whose d would be beyond float16: all are finite."""
-    zeros = torch.zeros(1, 512)
+    zeros = torch.zeros(1, 256)
     _compare_exactly(answer, case, zeros, zeros)
     for power in (-149, -140, -100, -24, -16):
         x = _single(np.ldexp(np.rint(case.rng.uniform(-64, 64, (1, 256))), power))
@@ -289,26 +289,31 @@ def _compare_exactly(answer, case, x: Tensor, want: Tensor) -> None:
 @check_for("quantize_q4_k")
 def nan_infinities_and_rows_that_do_not_fit(answer, case):
     """A NaN or an infinity in one block of several: that block is NaN and no other; rows of 128 and of 300 numbers."""
-    for odd in (math.nan, math.inf, -math.inf):
+    for odd, shape in ((math.nan, (4, 256)), (math.inf, (4, 256)), (-math.inf, (2, 512))):
         for _ in range(case.count(1)):
-            x = _single(case.rng.normal(size=(2, 512)))
+            x = _single(case.rng.normal(size=(4, 256)))
             place = int(case.rng.integers(0, 4))
-            x.reshape(-1)[256 * place + int(case.rng.integers(0, 256))] = odd
+            x[place, int(case.rng.integers(0, 256))] = odd
+            x = x.reshape(shape)
             got = answer(x)
             values = _numbers_of(got, x)
             if values is None:
                 case.same_bits(got, exact.quantize_q4_k(x))
                 continue
-            want = torch.zeros(4, 256)
-            want[place] = math.nan
-            gone = torch.where(values.isfinite(), 0.0, math.nan).reshape(4, 256).float()
-            case.same_bits(gone.reshape(x.shape), want.reshape(x.shape), show=_as_number)
+            blocks = values.reshape(4, 256)
+            numbers, nans = blocks.isfinite().all(1), blocks.isnan().all(1)
+            found = torch.where(numbers, 0.0, torch.where(nans, 1.0, 0.5))
+            want = torch.zeros(4)
+            want[place] = 1.0
+            parts = (4,) if shape == (4, 256) else (2, 2)
+            case.same_bits(found.reshape(parts), want.reshape(parts), show=_as_blocks)
     for shape in ((128,), (2, 300), (256, 1)):
         case.raises(ValueError, answer, torch.zeros(shape))
 
 
-def _as_number(value: object) -> str:
-    return "NaN or infinite" if math.isnan(float(value)) else "a number"
+def _as_blocks(value: object) -> str:
+    """What the numbers of a block are."""
+    return {0.0: "all are finite", 0.5: "some are finite, others are not", 1.0: "all are NaN"}[float(value)]
 
 
 @misconception(
