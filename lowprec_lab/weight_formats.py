@@ -60,15 +60,16 @@ def _blocks(kind: str) -> WeightFormat:
 
     def falls_back(shape: tuple[int, ...]) -> str | None:
         chosen = gguf_file.kind_for(shape, kind)
-        return None if chosen == kind else _name_of(chosen)
+        return None if chosen == kind else name_of(chosen)
 
     def round_trip(weight: Tensor) -> Tensor:
         return gguf_file.unpacked(gguf_file.packed("", weight, kind))
 
-    return WeightFormat(_name_of(kind), lambda rows, columns: LAYOUTS[kind].bits, round_trip, falls_back)
+    return WeightFormat(name_of(kind), lambda rows, columns: LAYOUTS[kind].bits, round_trip, falls_back)
 
 
-def _name_of(kind: str) -> str:
+def name_of(kind: str) -> str:
+    """The name of the format that a tensor of a GGUF file has: "Q4_K" for "q4_k"."""
     return {"f16": "float16"}.get(kind, kind.upper())
 
 
@@ -174,54 +175,41 @@ def table_text(rows: Sequence[FormatRow]) -> str:
 
 
 def format_picture(rows: Sequence[FormatRow], title: str = "What the bits of a weight are worth") -> Figure:
-    """Bits for each number against perplexity and against KL divergence. Lines that are not numbers are left out."""
+    """Bits for each number against perplexity, and against KL divergence where there is any.
+
+    Lines whose perplexity is no number are left out.
+    """
     shown = [row for row in rows if math.isfinite(row.perplexity)]
-    bits = [row.bits for row in shown]
+    apart = [row for row in shown if row.divergence > 0]
     with plots.style():
         picture, (above, below) = plots.figure(9, 8, rows=2, sharex=True)
-        for axes, values, label in (
-            (above, [row.perplexity for row in shown], "perplexity"),
-            (below, [max(row.divergence, _LEAST) for row in shown], "KL divergence, nats for each token"),
-        ):
-            axes.plot(bits, values, "o", markersize=5, color=plots.color_of(formats.E4M3))
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
-            axes.set_xlim(3.6, 48)
-            axes.set_ylabel(label)
-            axes.grid(True)
-            for row, height in zip(_apart(shown, values, axes is below), values, strict=True):
-                row(axes, height)
-        below.set_yscale("log")
-        below.set_xlabel("bits for each weight, scales included")
+        _draw(above, [(row.name, row.bits, row.perplexity) for row in shown])
+        _draw(below, [(row.name, row.bits, math.log10(row.divergence)) for row in apart])
         above.set_title(title)
+        above.set_ylabel("perplexity")
+        below.set_ylabel("log10 of the KL divergence")
+        below.set_xlabel("bits for each weight, scales included")
     return picture
 
 
-_LEAST = 1e-12  # what is drawn for a divergence of 0
 _TICKS = (4, 5, 6, 8, 12, 16, 32)
 
 
-def _apart(rows: Sequence[FormatRow], values: Sequence[float], logarithmic: bool) -> list[Callable]:
-    """For each row a function that writes its name beside its point: names of points that lie close are one below the
-    other, from the highest on."""
-    heights = [math.log10(value) if logarithmic else value for value in values]
-    span = max(max(heights) - min(heights), 1e-9)
-    places: dict[int, float] = {}
-    taken: list[tuple[float, float]] = []  # (log2 of the bits, height) of names
-    for place in sorted(range(len(rows)), key=lambda place: -heights[place]):
-        x, height = math.log2(rows[place].bits), heights[place]
-        while any(abs(x - other) < 1.3 and abs(height - theirs) < 0.05 * span for other, theirs in taken):
-            height -= 0.01 * span
-        taken.append((x, height))
-        places[place] = (heights[place] - height) / span
-
-    def writer(place: int) -> Callable:
-        def write(axes: Axes, value: float) -> None:
-            offset = (7, -3 - 250 * places[place])  # in points: an axes of this picture is about 250 of them high
-            axes.annotate(
-                rows[place].name, (rows[place].bits, value), xytext=offset, textcoords="offset points", fontsize=8
-            )
-
-        return write
-
-    return [writer(place) for place in range(len(rows))]
+def _draw(axes: Axes, points: list[tuple[str, float, float]]) -> None:
+    """Points with their names; names that would cover one another are moved down, the lowest ones most."""
+    axes.plot([bits for _, bits, _ in points], [height for *_, height in points], "o", markersize=5,
+              color=plots.color_of(formats.E4M3))  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
+    axes.set_xlim(3.6, 60)
+    axes.grid(True)
+    heights = [height for *_, height in points]
+    span = max(max(heights) - min(heights), 1e-9) if heights else 1.0
+    axes.set_ylim(min(heights, default=0) - 0.2 * span, max(heights, default=1) + 0.1 * span)
+    taken: list[tuple[float, float, float]] = []
+    for name, bits, height in sorted(points, key=lambda point: -point[2]):
+        left, right, place = math.log2(bits), math.log2(bits) + 0.1 + 0.05 * len(name), height
+        while any(left < end and start < right and abs(place - other) < 0.045 * span for start, end, other in taken):
+            place -= 0.01 * span
+        taken.append((left, right, place))
+        axes.text(bits * 1.04, place, name, fontsize=8, verticalalignment="center")

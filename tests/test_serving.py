@@ -107,7 +107,7 @@ def test_a_run_on_another_text_says_so(trained, tmp_path, monkeypatch, capsys):
 def test_a_checkpoint_is_not_quantized_again(with_text, tmp_path, capsys):
     quantize(with_text, "fp8_dynamic", str(tmp_path), say=silent)
     assert main(["generate", str(tmp_path), "--recipe", "fp8_dynamic"]) == 2
-    assert "in 8 bits already" in capsys.readouterr().err
+    assert "is quantized already" in capsys.readouterr().err
 
 
 def test_a_broken_checkpoint_is_told(with_text, tmp_path, capsys):
