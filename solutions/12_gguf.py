@@ -15,10 +15,14 @@ try:
         LAYOUTS,
         as_blocks,
         dequantize_blocks,
+        q4_0_in_c,
+        q8_0_in_c,
         quantize_q4_0,
         quantize_q4_1,
         quantize_q5_0,
         quantize_q8_0,
+        run_q4_0,
+        run_q8_0,
     )
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
@@ -139,6 +143,78 @@ check(quantize_q5_0)
 # %% [markdown]
 # ---
 # ## Blocks of 32, in C
+
+
+# %%
+@fill
+def q8_0_in_c():
+    ### BEGIN SOLUTION
+    return """
+void quantize_q8_0(const float *x, uint8_t *out, size_t blocks) {
+    for (size_t b = 0; b < blocks; b++, x += BLOCK, out += 2 + BLOCK) {
+        /* The bits of magnitudes are in the order of the magnitudes, with NaN above all. */
+        uint32_t most = 0;
+        for (int j = 0; j < BLOCK; j++) {
+            uint32_t bits;
+            memcpy(&bits, x + j, sizeof bits);
+            bits &= 0x7FFFFFFF;
+            most = bits > most ? bits : most;
+        }
+        float amax;
+        memcpy(&amax, &most, sizeof amax);
+        float d = amax / 127, id = 1 / d;
+        uint16_t half = half_bits(d);
+        out[0] = half & 0xFF;
+        out[1] = half >> 8;
+        int8_t code[BLOCK] = {0};
+        if (isfinite(d) && isfinite(id))
+            for (int j = 0; j < BLOCK; j++) {
+                float v = x[j] * id;
+                /* As roundf, without a call: with 0.5 the number below 0.5 would become 1. */
+                code[j] = (int8_t)(v + copysignf(0.49999997f, v));
+            }
+        memcpy(out + 2, code, BLOCK);
+    }
+}
+"""
+    ### END SOLUTION
+
+
+# %%
+check(q8_0_in_c)
+
+
+# %%
+@fill
+def q4_0_in_c():
+    ### BEGIN SOLUTION
+    return """
+void quantize_q4_0(const float *x, uint8_t *out, size_t blocks) {
+    for (size_t b = 0; b < blocks; b++, x += BLOCK, out += 2 + BLOCK / 2) {
+        float largest = x[0];
+        for (int j = 1; j < BLOCK; j++)
+            if (fabsf(x[j]) > fabsf(largest) || isnan(x[j])) /* nothing is larger than a NaN: it stays */
+                largest = x[j];
+        float d = largest / -8, id = 1 / d;
+        uint16_t half = half_bits(d);
+        out[0] = half & 0xFF;
+        out[1] = half >> 8;
+        if (!isfinite(d) || !isfinite(id)) {
+            memset(out + 2, 0x88, BLOCK / 2); /* two eights in each byte */
+            continue;
+        }
+        for (int j = 0; j < BLOCK / 2; j++) {
+            int low = (int)(x[j] * id + 8.5f), high = (int)(x[j + BLOCK / 2] * id + 8.5f);
+            out[2 + j] = (uint8_t)((low < 15 ? low : 15) | (high < 15 ? high : 15) << 4);
+        }
+    }
+}
+"""
+    ### END SOLUTION
+
+
+# %%
+check(q4_0_in_c)
 
 # %% [markdown]
 # ---
