@@ -189,24 +189,35 @@ check(q8_0_in_c)
 def q4_0_in_c():
     ### BEGIN SOLUTION
     return """
+static uint32_t magnitude(const float *x) {
+    uint32_t bits;
+    memcpy(&bits, x, sizeof bits);
+    return bits & 0x7FFFFFFF;
+}
+
 void quantize_q4_0(const float *x, uint8_t *out, size_t blocks) {
     for (size_t b = 0; b < blocks; b++, x += BLOCK, out += 2 + BLOCK / 2) {
-        float largest = x[0];
-        for (int j = 1; j < BLOCK; j++)
-            if (fabsf(x[j]) > fabsf(largest) || isnan(x[j])) /* nothing is larger than a NaN: it stays */
-                largest = x[j];
-        float d = largest / -8, id = 1 / d;
+        uint32_t most = 0;
+        for (int j = 0; j < BLOCK; j++)
+            most = magnitude(x + j) > most ? magnitude(x + j) : most;
+        int first = 0;
+        while (magnitude(x + first) != most)
+            first++;
+        float d = x[first] / -8, id = 1 / d;
         uint16_t half = half_bits(d);
         out[0] = half & 0xFF;
         out[1] = half >> 8;
-        if (!isfinite(d) || !isfinite(id)) {
-            memset(out + 2, 0x88, BLOCK / 2); /* two eights in each byte */
-            continue;
-        }
-        for (int j = 0; j < BLOCK / 2; j++) {
-            int low = (int)(x[j] * id + 8.5f), high = (int)(x[j + BLOCK / 2] * id + 8.5f);
-            out[2 + j] = (uint8_t)((low < 15 ? low : 15) | (high < 15 ? high : 15) << 4);
-        }
+        uint8_t code[BLOCK];
+        memset(code, 8, BLOCK);
+        if (isfinite(d) && isfinite(id))
+            for (int j = 0; j < BLOCK; j++) {
+                float sum = x[j] * id + 8.5f;
+                code[j] = (uint8_t)(int)(sum < 15 ? sum : 15);
+            }
+        uint8_t packed[BLOCK / 2];
+        for (int j = 0; j < BLOCK / 2; j++)
+            packed[j] = (uint8_t)(code[j] | code[j + BLOCK / 2] << 4);
+        memcpy(out + 2, packed, BLOCK / 2);
     }
 }
 """

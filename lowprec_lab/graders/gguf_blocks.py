@@ -461,6 +461,15 @@ def q4_0_infinite_reciprocal(x):
 # --- 12.4 quantize_q4_1 -----------------------------------------------------------------------------------------------
 
 
+@check_for("quantize_q4_1")
+def numbers_on_one_side_of_zero(answer, case):
+    """Numbers that are all positive, or all negative, near zero and far from it."""
+    for away in (0.0, 3.0, -1.0):
+        for sign in (1, -1):
+            for _ in range(case.count(1)):
+                _compare(answer, case, "q4_1", sign * (drawn(case.rng, 4, 32, low=-3, high=3).abs() + 2.0**away))
+
+
 @misconception("quantize_q4_1", "It divides the range by 16, the number of codes: there are 15 steps between them.")
 def sixteen_steps(x):
     return exact.quantize_q4_1(x, levels=16)
