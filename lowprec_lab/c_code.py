@@ -37,6 +37,7 @@ GIVEN, HARNESS = HERE / "gguf_blocks.c", HERE / "c_harness.c"
 HOLE = "/*** YOUR FUNCTION ***/"
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+NATIVE = ("-march=native",)
 # The name under which a compiler sees an answer, and which no sentence shows.
 _TEXT = "your_answer.c"
 COMPILE_LIMIT_S, RUN_LIMIT_S = 30.0, 6.0
@@ -109,9 +110,11 @@ def fastest(text: str, function: str, x: Tensor, *, block: int = 32, block_bytes
 def in_process(text: str, function: str, *, block: int = 32, block_bytes: int) -> Callable[[Tensor], Tensor]:
     """The C function as one of tensors, in this process: nothing guards it, so it must have passed its check.
 
+    It is compiled for this machine's own processor, where the compiler can do that: the same bytes, sooner.
     Raises AnswerFailed for what does not compile, CompilerMissingError.
     """
-    library = ctypes.CDLL(str(_build(text, function, ("-shared", "-fPIC"))))
+    own = for_this_processor(find_compiler() or "")
+    library = ctypes.CDLL(str(_build(text, function, ("-shared", "-fPIC", *own))))
     entry = getattr(library, function)
     entry.restype, entry.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -123,6 +126,19 @@ def in_process(text: str, function: str, *, block: int = 32, block_bytes: int) -
         return out
 
     return quantize
+
+
+@functools.lru_cache(maxsize=8)
+def for_this_processor(compiler: str) -> tuple[str, ...]:
+    """What tells a compiler to use all that this machine's processor can do; nothing where it knows no such thing."""
+    command = [compiler, *NATIVE, "-Werror", "-x", "c", "-", "-S", "-o", os.devnull]
+    try:
+        tried = subprocess.run(
+            command, input=b"int x;", env=_environment(), capture_output=True, timeout=COMPILE_LIMIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return NATIVE if tried.returncode == 0 else ()
 
 
 def _require_blocks(x: Tensor, block: int) -> None:

@@ -33,8 +33,8 @@ GIVEN uint16_t half_bits(float x) {
     int shift = exponent < 113 ? 126 - exponent : 13; /* bits that are cut off; more below 2^-14, float16's last normal */
     if (shift > 24) /* below half of 2^-24, the smallest float16 */
         return (uint16_t)sign;
-    uint32_t kept = mantissa >> shift, cut = mantissa & ((1u << shift) - 1), half = 1u << (shift - 1);
-    kept += cut > half || (cut == half && (kept & 1));
+    uint32_t last = mantissa >> shift & 1, half = 1u << (shift - 1);
+    uint32_t kept = (mantissa + half - 1 + last) >> shift; /* no branch on what is cut off: nobody could predict it */
     if (shift == 13) /* the leading one goes: the exponent says it, and a carry is right there */
         kept += ((uint32_t)(exponent - 112) << 10) - 0x400;
     return (uint16_t)(sign | kept);

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowprec_lab import c_code
 from lowprec_lab.blanks import blank
 
 BLOCK = 32  # numbers in a block of Q8_0, Q4_0, Q4_1 and Q5_0
@@ -120,6 +121,44 @@ def quantize_q5_0(x: Tensor) -> Tensor:
 
 
 # --- the exercises: blocks of 32, in C --------------------------------------------------------------------------------
+
+
+@blank(exercise="12.6", points=4, minutes=50, language="C")
+def q8_0_in_c() -> str:
+    """C code that quantizes to Q8_0: quantize_q8_0's bytes for every input, NaN and zeros included.
+
+    Returns the text of the C function (and of what else it needs)
+
+        void quantize_q8_0(const float *x, uint8_t *out, size_t blocks)
+
+    x: blocks * 32 floats, which stay as they are. out: blocks * 34 bytes, every one of which is written. It is compiled
+    with all warnings as errors, behind gguf_blocks.c, which has half_bits, BLOCK and the headers.
+    """
+
+
+@blank(exercise="12.7", points=3, minutes=40, language="C")
+def q4_0_in_c() -> str:
+    """C code that quantizes to Q4_0: quantize_q4_0's bytes for every input.
+
+    Returns the text of the C function (and of what else it needs)
+
+        void quantize_q4_0(const float *x, uint8_t *out, size_t blocks)
+
+    x: blocks * 32 floats. out: blocks * 18 bytes. Otherwise as for q8_0_in_c.
+    """
+
+
+# --- given: running C -------------------------------------------------------------------------------------------------
+
+
+def run_q8_0(function: Callable[[], str], x: Tensor) -> Tensor:
+    """The bytes that the C code which `function` returns makes of x: float32, (..., n). In a process of its own."""
+    return c_code.run(function(), "quantize_q8_0", x, block=BLOCK, block_bytes=LAYOUTS["q8_0"].bytes)
+
+
+def run_q4_0(function: Callable[[], str], x: Tensor) -> Tensor:
+    """The same for Q4_0."""
+    return c_code.run(function(), "quantize_q4_0", x, block=BLOCK, block_bytes=LAYOUTS["q4_0"].bytes)
 
 
 # --- given for blocks of 256 and for files ----------------------------------------------------------------------------

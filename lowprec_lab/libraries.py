@@ -248,6 +248,28 @@ def compressed_tensors_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return quantize(x[None], scale, zero, args, dtype=torch.float8_e4m3fn)[0], scale[0]
 
 
+def gguf_bytes(x: Tensor, layout: str) -> Tensor:
+    """What gguf-py's numpy makes of float32 rows: uint8. layout: "q8_0", "q4_0", ... AbsentError without gguf."""
+    quantize, _, kinds = _gguf()
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(quantize(x.numpy(), kinds[layout.upper()]))
+
+
+def gguf_numbers(blocks: Tensor, layout: str) -> Tensor:
+    """What gguf-py's numpy makes of bytes: float32. layout: as above, and "q4_k", "q6_k". AbsentError without gguf."""
+    _, dequantize, kinds = _gguf()
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(dequantize(blocks.numpy(), kinds[layout.upper()]))
+
+
+@functools.lru_cache(maxsize=1)
+def _gguf() -> tuple:
+    with _quiet_import("is not installed"):
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize, quantize
+    return quantize, dequantize, GGMLQuantizationType
+
+
 @functools.lru_cache(maxsize=1)
 def _compressed_tensors() -> tuple:
     with _quiet_import("is not installed, or is of another version"):

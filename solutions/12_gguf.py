@@ -17,10 +17,14 @@ try:
         LAYOUTS,
         as_blocks,
         dequantize_blocks,
+        q4_0_in_c,
+        q8_0_in_c,
         quantize_q4_0,
         quantize_q4_1,
         quantize_q5_0,
         quantize_q8_0,
+        run_q4_0,
+        run_q8_0,
     )
     from lowprec_lab.gguf_blocks import (
         ALIGNMENT,
@@ -155,6 +159,89 @@ check(quantize_q5_0)
 # %% [markdown]
 # ---
 # ## Blocks of 32, in C
+
+
+# %%
+@fill
+def q8_0_in_c():
+    ### BEGIN SOLUTION
+    return """
+void quantize_q8_0(const float *x, uint8_t *out, size_t blocks) {
+    for (size_t b = 0; b < blocks; b++, x += BLOCK, out += 2 + BLOCK) {
+        /* The bits of magnitudes are in the order of the magnitudes, with NaN above all. */
+        uint32_t most = 0;
+        for (int j = 0; j < BLOCK; j++) {
+            uint32_t bits;
+            memcpy(&bits, x + j, sizeof bits);
+            bits &= 0x7FFFFFFF;
+            most = bits > most ? bits : most;
+        }
+        float amax;
+        memcpy(&amax, &most, sizeof amax);
+        float d = amax / 127, id = 1 / d;
+        uint16_t half = half_bits(d);
+        out[0] = half & 0xFF;
+        out[1] = half >> 8;
+        int8_t code[BLOCK] = {0};
+        if (isfinite(d) && isfinite(id))
+            for (int j = 0; j < BLOCK; j++) {
+                float v = x[j] * id;
+                /* As roundf, without a call: with 0.5 the number below 0.5 would become 1. */
+                code[j] = (int8_t)(v + copysignf(0.49999997f, v));
+            }
+        memcpy(out + 2, code, BLOCK);
+    }
+}
+"""
+    ### END SOLUTION
+
+
+# %%
+check(q8_0_in_c)
+
+
+# %%
+@fill
+def q4_0_in_c():
+    ### BEGIN SOLUTION
+    return """
+static uint32_t magnitude(const float *x) {
+    uint32_t bits;
+    memcpy(&bits, x, sizeof bits);
+    return bits & 0x7FFFFFFF;
+}
+
+void quantize_q4_0(const float *x, uint8_t *out, size_t blocks) {
+    for (size_t b = 0; b < blocks; b++, x += BLOCK, out += 2 + BLOCK / 2) {
+        uint32_t most = 0;
+        for (int j = 0; j < BLOCK; j++)
+            most = magnitude(x + j) > most ? magnitude(x + j) : most;
+        int first = 0;
+        while (magnitude(x + first) != most)
+            first++;
+        float d = x[first] / -8, id = 1 / d;
+        uint16_t half = half_bits(d);
+        out[0] = half & 0xFF;
+        out[1] = half >> 8;
+        uint8_t code[BLOCK];
+        memset(code, 8, BLOCK);
+        if (isfinite(d) && isfinite(id))
+            for (int j = 0; j < BLOCK; j++) {
+                float sum = x[j] * id + 8.5f;
+                code[j] = (uint8_t)(int)(sum < 15 ? sum : 15);
+            }
+        uint8_t packed[BLOCK / 2];
+        for (int j = 0; j < BLOCK / 2; j++)
+            packed[j] = (uint8_t)(code[j] | code[j + BLOCK / 2] << 4);
+        memcpy(out + 2, packed, BLOCK / 2);
+    }
+}
+"""
+    ### END SOLUTION
+
+
+# %%
+check(q4_0_in_c)
 
 # %% [markdown]
 # ---

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowprec_lab.gguf_blocks import run_q4_0, run_q8_0
 from lowprec_lab.graders import gguf_blocks_oracle as exact
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for
 
 for _function in (
     exact.quantize_q8_0, exact.dequantize_blocks, exact.quantize_q4_0, exact.quantize_q4_1, exact.quantize_q5_0,
+    exact.q8_0_in_c, exact.q4_0_in_c,
 ):  # fmt: skip
     oracle_for(_function.__name__, _function)
 
@@ -71,7 +73,8 @@ def half_way(rng: np.random.Generator, blocks: int, low: int = -127, high: int =
     small = rng.random((blocks, 32)) < 0.3  # near 0 a float32 is finest: half-way plus an offset may be rounded up
     x = (np.where(small, rng.integers(max(low, -2), 2, (blocks, 32)) + 0.5, units) * d).astype(np.float32)
     for _ in range(ulps):
-        x = np.where(rng.random(x.shape) < 0.5, x, np.nextafter(x, rng.choice([-np.inf, np.inf], x.shape))).astype("f4")
+        ends = rng.choice([-np.inf, np.inf], x.shape).astype(np.float32)
+        x = np.where(rng.random(x.shape) < 0.5, x, np.nextafter(x, ends))
     places = rng.permuted(np.tile(np.arange(32), (blocks, 1)), axis=1)
     np.put_along_axis(x, places[:, :1], (low * d).astype(np.float32), axis=1)
     np.put_along_axis(x, places[:, 1:2], (high * d).astype(np.float32), axis=1)
@@ -119,44 +122,84 @@ def settled(got: object, want: Tensor, bytes_: int, halves: int = 1) -> Tensor:
 
 
 def _compare(answer: Callable, case, name: str, x: Tensor, run: Callable | None = None) -> None:
-    """One call of the answer, or of the scenario `run` that runs its C, next to the rule."""
+    """One call of the answer, or of the scenario `run` that runs its C, next to the rule.
+
+    Q4_0 and Q5_0 see no -0: what d is for a block of them is one thing in gguf's numpy and another in ggml's C.
+    """
+    x = x + 0.0 if name in ("q4_0", "q5_0") else x
     want = getattr(exact, f"quantize_{name}")(x)
     got = answer.run(run, x) if run else answer(x)
     case.same_bits(got, settled(got, want, exact.BYTES[name], 2 if name == "q4_1" else 1))
 
 
-def _checks_of(exercise: str, name: str, run: Callable | None = None) -> None:
-    """The checks that all quantizers have. name: of the layout. run: the scenario that runs an answer in C."""
+def _checks_of(exercise: str, name: str) -> None:
+    """The checks that all quantizers in Python have. name: of the layout."""
 
     @check_for(exercise, weight=2)
     def rows_of_every_shape(answer, case):
         """One to three dimensions, transposed; rows of 32, 64 and 96 numbers of very different sizes."""
         for shape in ((32,), (3, 64), (2, 3, 96), (1, 32)):
             for _ in range(case.count(1)):
-                _compare(answer, case, name, drawn(case.rng, *shape), run)
-        _compare(answer, case, name, drawn(case.rng, 32, 3).t(), run)
+                _compare(answer, case, name, drawn(case.rng, *shape))
+        _compare(answer, case, name, drawn(case.rng, 32, 3).t())
 
     @check_for(exercise, weight=2)
     def numbers_near_ties(answer, case):
         """Numbers half-way between two codes, and up to two ulps of float32 from there; whole numbers."""
         for _ in range(case.count(3)):
-            _compare(answer, case, name, near_ties(case.rng, 8, name), run)
-            _compare(answer, case, name, whole(case.rng, 4), run)
+            _compare(answer, case, name, near_ties(case.rng, 8, name))
+            _compare(answer, case, name, whole(case.rng, 4))
 
     @check_for(exercise)
     def blocks_of_every_size(answer, case):
         """Numbers with heavy tails, tiny ones whose d is hardly a float16, huge ones, subnormal ones."""
         for _ in range(case.count(2)):
-            for make in (heavy_tailed, tiny, subnormal):
-                _compare(answer, case, name, make(case.rng, 4), run)
-            _compare(answer, case, name, drawn(case.rng, 4, 32, low=17, high=40), run)
+            for make in _SIZES:
+                _compare(answer, case, name, make(case.rng, 4))
 
     @check_for(exercise)
     def blocks_of_zeros_and_worse(answer, case):
         """Blocks of zeros, and next to zero; blocks with NaN, and with infinities."""
         for _ in range(case.count(2)):
-            _compare(answer, case, name, zeros(case.rng, 4), run)
-            _compare(answer, case, name, not_usable(case.rng), run)
+            _compare(answer, case, name, zeros(case.rng, 4))
+            _compare(answer, case, name, not_usable(case.rng))
+
+
+def _checks_in_c(exercise: str, name: str, run: Callable) -> None:
+    """The same for an answer in C, which the scenario `run` runs: one process for each call, so few calls."""
+
+    @check_for(exercise, weight=2)
+    def blocks_of_ordinary_numbers(answer, case):
+        """One block, and rows of several; numbers of very different sizes."""
+        _compare(answer, case, name, drawn(case.rng, 32), run)
+        for _ in range(case.count(1)):
+            _compare(answer, case, name, drawn(case.rng, 16, 96), run)
+
+    @check_for(exercise, weight=2)
+    def blocks_near_ties(answer, case):
+        """Numbers half-way between two codes, and up to two ulps of float32 from there; whole numbers."""
+        for _ in range(case.count(1)):
+            _compare(answer, case, name, torch.cat([near_ties(case.rng, 60, name), whole(case.rng, 12)]), run)
+
+    @check_for(exercise)
+    def blocks_of_every_size_in_c(answer, case):
+        """Numbers with heavy tails, tiny ones whose d is hardly a float16, huge ones, subnormal ones."""
+        for _ in range(case.count(1)):
+            _compare(answer, case, name, torch.cat([make(case.rng, 8) for make in _SIZES]), run)
+
+    @check_for(exercise)
+    def blocks_of_zeros_and_worse_in_c(answer, case):
+        """Blocks of zeros, and next to zero; blocks with NaN, and with infinities."""
+        for _ in range(case.count(1)):
+            _compare(answer, case, name, torch.cat([zeros(case.rng, 8), not_usable(case.rng)]), run)
+
+
+def huge(rng: np.random.Generator, blocks: int) -> Tensor:
+    """Numbers whose d may be beyond float16."""
+    return drawn(rng, blocks, 32, low=17, high=40)
+
+
+_SIZES = (heavy_tailed, tiny, subnormal, huge)
 
 
 def _refuses(exercise: str) -> None:
@@ -418,6 +461,15 @@ def q4_0_infinite_reciprocal(x):
 # --- 12.4 quantize_q4_1 -----------------------------------------------------------------------------------------------
 
 
+@check_for("quantize_q4_1")
+def numbers_on_one_side_of_zero(answer, case):
+    """Numbers that are all positive, or all negative, near zero and far from it."""
+    for away in (0.0, 3.0, -1.0):
+        for sign in (1, -1):
+            for _ in range(case.count(1)):
+                _compare(answer, case, "q4_1", sign * (drawn(case.rng, 4, 32, low=-3, high=3).abs() + 2.0**away))
+
+
 @misconception("quantize_q4_1", "It divides the range by 16, the number of codes: there are 15 steps between them.")
 def sixteen_steps(x):
     return exact.quantize_q4_1(x, levels=16)
@@ -524,6 +576,169 @@ def q5_0_to_even(x):
 
 
 # --- 12.6 and 12.7, in C ----------------------------------------------------------------------------------------------
+
+_checks_in_c("q8_0_in_c", "q8_0", run_q8_0)
+_checks_in_c("q4_0_in_c", "q4_0", run_q4_0)
+
+# The float32 that the 16 bits of a float16 stand for.
+_HALF_VALUE = """
+static float half_value(uint16_t bits) {
+    int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    float size = exponent ? ldexpf((float)(1024 + mantissa), exponent - 25) : ldexpf((float)mantissa, -24);
+    if (exponent == 31)
+        size = mantissa ? NAN : INFINITY;
+    return bits & 0x8000 ? -size : size;
+}
+"""
+_STORED = ("id = 1 / d;", "id = 1 / half_value(half_bits(d));")
+_USABLE = "isfinite(d) && isfinite(id) ? in[j] * id : 0"
+
+
+def changed(text: str, *changes: tuple[str, str]) -> str:
+    """The C code with these pieces of it replaced."""
+    for old, new in changes:
+        if old not in text:
+            raise ValueError(f"there is no {old!r} to change")
+        text = text.replace(old, new)
+    return text
+
+
+@misconception("q8_0_in_c", "It takes the largest number of a block, not the largest magnitude.")
+def c_signed_largest():
+    return changed(exact.Q8_0_IN_C, ("float size = fabsf(in[j])", "float size = in[j]"), ("amax = 0;", "amax = in[0];"))
+
+
+@misconception("q8_0_in_c", "It rounds with rintf: what is half-way goes to the even code.")
+def c_rint():
+    return changed(exact.Q8_0_IN_C, ("roundf(v)", "rintf(v)"))
+
+
+@misconception("q8_0_in_c", "It converts to int without rounding: that cuts fractions off.")
+def c_truncates():
+    return changed(exact.Q8_0_IN_C, ("(int)roundf(v)", "(int)v"))
+
+
+@misconception("q8_0_in_c", "It takes floorf(v + 0.5f): what is half-way goes up, below zero too.")
+def c_half_upwards():
+    return changed(exact.Q8_0_IN_C, ("roundf(v)", "floor(v + 0.5)"))
+
+
+@misconception("q8_0_in_c", "It adds 0.5f before it cuts, and 0.49999997f + 0.5f is 1.")
+def c_half_is_rounded_up():
+    return changed(exact.Q8_0_IN_C, ("(int)roundf(v)", "(int)(v + copysignf(0.5f, v))"))
+
+
+@misconception("q8_0_in_c", "It takes the reciprocal of d as float16, the one that is stored.")
+def c_of_the_stored():
+    return _HALF_VALUE + changed(exact.Q8_0_IN_C, _STORED)
+
+
+@misconception("q8_0_in_c", "It works in double: 1.0 / d is one, so the product is not rounded to float.")
+def c_in_double():
+    product = ("in[j] * id : 0", "in[j] * (1.0 / d) : 0")
+    return changed(exact.Q8_0_IN_C, product, ("float v", "double v"), ("roundf(v)", "round(v)"))
+
+
+@misconception("q8_0_in_c", "It stores the high byte of d first.")
+def c_high_byte_first():
+    return changed(exact.Q8_0_IN_C, ("to[0]", "to[9]"), ("to[1]", "to[0]"), ("to[9]", "to[1]"))
+
+
+@misconception("q8_0_in_c", "It stores the upper half of d's float32 bits, a bfloat16, and not a float16.")
+def c_stores_a_bfloat16():
+    upper = "uint32_t bits;\n        memcpy(&bits, &d, 4);\n        uint16_t half = (uint16_t)(bits >> 16);"
+    return changed(exact.Q8_0_IN_C, ("uint16_t half = half_bits(d);", upper))
+
+
+@misconception("q8_0_in_c", "It clamps codes and does not look at 1 / d: zeros become NaN, and any code.")
+def c_clamps_instead():
+    return changed(exact.Q8_0_IN_C, (_USABLE, "fminf(fmaxf(in[j] * id, -127), 127)"))
+
+
+@misconception("q8_0_in_c", "It begins each block with the amax of the one before.")
+def c_keeps_amax():
+    return changed(exact.Q8_0_IN_C, ("        amax = 0;\n", ""), ("float amax;", "float amax = 0;"))
+
+
+@misconception("q8_0_in_c", "It overlooks NaN: every comparison with one is false.")
+def c_overlooks_nan():
+    return changed(exact.Q8_0_IN_C, (" || isnan(size)", ""), ("roundf(v)", "(isnan(v) ? 0 : roundf(v))"))
+
+
+@misconception("q8_0_in_c", "It goes one block too far: b <= blocks.")
+def c_one_block_too_far():
+    return changed(exact.Q8_0_IN_C, ("b < blocks", "b <= blocks"))
+
+
+@misconception("q8_0_in_c", "It begins a block 32 bytes after the last one: d is written over its last two codes.")
+def c_32_bytes_on():
+    return changed(exact.Q8_0_IN_C, ("out + 34 * b", "out + 32 * b"))
+
+
+@misconception("q4_0_in_c", "It drops the sign of the largest number: where that is positive, d has the wrong sign.")
+def c_without_its_sign():
+    return changed(exact.Q4_0_IN_C, ("most / -8", "fabsf(most) / 8"))
+
+
+@misconception("q4_0_in_c", "It divides by 8 instead of -8: the largest number gets code 16, cut to 15.")
+def c_by_plus_8():
+    return changed(exact.Q4_0_IN_C, ("most / -8", "most / 8"))
+
+
+@misconception("q4_0_in_c", "It puts neighbours into one byte: numbers 2j and 2j + 1.")
+def c_packs_neighbours():
+    return changed(exact.Q4_0_IN_C, ("code[j] | code[j + 16] << 4", "code[2 * j] | code[2 * j + 1] << 4"))
+
+
+@misconception("q4_0_in_c", "It puts the first half of a block into the high nibbles.")
+def c_first_half_is_high():
+    return changed(exact.Q4_0_IN_C, ("code[j] | code[j + 16] << 4", "code[j] << 4 | code[j + 16]"))
+
+
+@misconception("q4_0_in_c", "It does not stop at 15: bit 4 of a 16 falls into the nibble of another number.")
+def c_runs_over():
+    return changed(exact.Q4_0_IN_C, ("sum < 15 ? (int)sum : 15", "(int)sum"))
+
+
+@misconception("q4_0_in_c", "It takes the reciprocal of d as float16, the one that is stored.")
+def c_q4_0_of_the_stored():
+    return _HALF_VALUE + changed(exact.Q4_0_IN_C, _STORED)
+
+
+@misconception("q4_0_in_c", "It adds 8.5, a double: the sum is not rounded to float.")
+def c_adds_a_double():
+    return changed(exact.Q4_0_IN_C, ("float sum = v + 8.5f", "double sum = v + 8.5"))
+
+
+@misconception("q4_0_in_c", "It uses fmaf: the product is not rounded before 8.5 is added.")
+def c_fused():
+    product = "isfinite(d) && isfinite(id) ? fmaf(in[j], id, 8.5f) : 8.5f"
+    return changed(exact.Q4_0_IN_C, (_USABLE, product), ("v + 8.5f", "v"))
+
+
+@misconception("q4_0_in_c", "Of several numbers of the largest magnitude it takes the last one: >= instead of >.")
+def c_takes_the_last():
+    return changed(exact.Q4_0_IN_C, ("fabsf(in[j]) > fabsf(most)", "fabsf(in[j]) >= fabsf(most)"))
+
+
+@misconception("q4_0_in_c", "It rounds with rintf and adds 8: what is half-way goes to the even code.")
+def c_rounds_to_even():
+    return changed(exact.Q4_0_IN_C, ("float sum = v + 8.5f", "float sum = rintf(v) + 8"))
+
+
+@misconception("q4_0_in_c", "It does not look at 1 / d: zeros times infinity are NaN, and get code 0 instead of 8.")
+def c_zeros_are_nan():
+    return changed(exact.Q4_0_IN_C, (_USABLE, "in[j] * id"), ("sum < 15 ?", "!(sum >= 0) ? 0 : sum < 15 ?"))
+
+
+@misconception("q4_0_in_c", "It stores the high byte of d first.")
+def c_q4_0_high_byte_first():
+    return changed(exact.Q4_0_IN_C, ("to[0]", "to[9]"), ("to[1]", "to[0]"), ("to[9]", "to[1]"))
+
+
+@misconception("q4_0_in_c", "It writes a code to a byte of its own: 32 bytes where there is room for 16.")
+def c_does_not_pack():
+    return changed(exact.Q4_0_IN_C, ("j < 16", "j < 32"), ("(code[j] | code[j + 16] << 4)", "code[j]"))
 
 
 # --- reading questions ------------------------------------------------------------------------------------------------

@@ -223,4 +223,66 @@ def dequantize_blocks(
     return torch.from_numpy(values.reshape(*blocks.shape[:-1], -1))
 
 
+# --- in C: what stands in for an answer -------------------------------------------------------------------------------
+# Expected bytes never come from here, but from the functions above.
+
+Q8_0_IN_C = """
+void quantize_q8_0(const float *x, uint8_t *out, size_t blocks) {
+    float amax;
+    for (size_t b = 0; b < blocks; b++) {
+        const float *in = x + 32 * b;
+        uint8_t *to = out + 34 * b;
+        amax = 0;
+        for (int j = 0; j < 32; j++) {
+            float size = fabsf(in[j]);
+            if (size > amax || isnan(size)) /* once NaN, always NaN: nothing is larger */
+                amax = size;
+        }
+        float d = amax / 127, id = 1 / d;
+        uint16_t half = half_bits(d);
+        to[0] = half & 255;
+        to[1] = half >> 8;
+        for (int j = 0; j < 32; j++) {
+            float v = isfinite(d) && isfinite(id) ? in[j] * id : 0;
+            int code = (int)roundf(v);
+            to[2 + j] = (uint8_t)code;
+        }
+    }
+}
+"""
+
+Q4_0_IN_C = """
+void quantize_q4_0(const float *x, uint8_t *out, size_t blocks) {
+    for (size_t b = 0; b < blocks; b++) {
+        const float *in = x + 32 * b;
+        uint8_t *to = out + 18 * b;
+        float most = in[0];
+        for (int j = 1; j < 32; j++)
+            if (fabsf(in[j]) > fabsf(most) || isnan(in[j]))
+                most = in[j];
+        float d = most / -8, id = 1 / d;
+        uint16_t half = half_bits(d);
+        to[0] = half & 255;
+        to[1] = half >> 8;
+        int code[32];
+        for (int j = 0; j < 32; j++) {
+            float v = isfinite(d) && isfinite(id) ? in[j] * id : 0;
+            float sum = v + 8.5f;
+            code[j] = sum < 15 ? (int)sum : 15;
+        }
+        for (int j = 0; j < 16; j++)
+            to[2 + j] = (uint8_t)(code[j] | code[j + 16] << 4);
+    }
+}
+"""
+
+
+def q8_0_in_c() -> str:
+    return Q8_0_IN_C
+
+
+def q4_0_in_c() -> str:
+    return Q4_0_IN_C
+
+
 # --- 256: see below ---------------------------------------------------------------------------------------------------

@@ -194,6 +194,141 @@ def q5_0_by_whole_numbers(x):
     return torch.tensor(rows, dtype=torch.uint8).reshape(*x.shape[:-1], x.shape[-1] // 32 * 22)
 
 
+# --- 12.6 q8_0_in_c ---
+
+
+@other("q8_0_in_c")
+def with_roundf():
+    return """
+    static float largest(const float *x) {
+        float amax = 0;
+        for (size_t j = 0; j < BLOCK; j++) {
+            if (x[j] != x[j])
+                return NAN;
+            amax = fmaxf(amax, fabsf(x[j]));
+        }
+        return amax;
+    }
+
+    void quantize_q8_0(const float *x, uint8_t *out, size_t blocks) {
+        while (blocks-- > 0) {
+            const float d = largest(x) / 127.0f, id = 1.0f / d;
+            const uint16_t half = half_bits(d);
+            *out++ = (uint8_t)half;
+            *out++ = (uint8_t)(half >> 8);
+            for (int j = 0; j < BLOCK; j++) {
+                int8_t code = 0;
+                if (isfinite(d) && isfinite(id))
+                    code = (int8_t)roundf(*x * id);
+                *out++ = (uint8_t)code;
+                x++;
+            }
+        }
+    }
+    """
+
+
+@other("q8_0_in_c")
+def as_a_struct():
+    """With ggml's own struct, written as a whole; rounding by twice the number."""
+    return """
+    typedef struct {
+        uint16_t d;
+        int8_t qs[BLOCK];
+    } block_q8_0;
+
+    static int8_t away(float v) {
+        int twice = (int)(2.0 * (double)v);
+        return (int8_t)((twice + (twice > 0) - (twice < 0)) / 2);
+    }
+
+    void quantize_q8_0(const float *x, uint8_t *out, size_t blocks) {
+        for (size_t b = 0; b < blocks; ++b) {
+            block_q8_0 block = {0, {0}};
+            float amax = 0.0f;
+            int others = 0;
+            for (int j = 0; j < BLOCK; ++j) {
+                float v = x[BLOCK * b + (size_t)j];
+                amax = v > amax ? v : -v > amax ? -v : amax;
+                others += v != v;
+            }
+            float d = others ? (float)NAN : amax / 127.0f;
+            if (d > 0 && d < INFINITY && isfinite(1.0f / d)) {
+                float id = 1.0f / d;
+                for (int j = 0; j < BLOCK; ++j)
+                    block.qs[j] = away(x[BLOCK * b + (size_t)j] * id);
+            }
+            block.d = half_bits(d);
+            memcpy(out + sizeof block * b, &block, sizeof block);
+        }
+    }
+    """
+
+
+# --- 12.7 q4_0_in_c ---
+
+
+@other("q4_0_in_c")
+def nibble_by_nibble():
+    return """
+    static uint8_t code_of(float v, float id, bool usable) {
+        float sum = usable ? v * id + 8.5f : 8.5f;
+        return sum > 15 ? 15 : (uint8_t)sum;
+    }
+
+    void quantize_q4_0(const float *x, uint8_t *out, size_t blocks) {
+        for (const float *end = x + blocks * BLOCK; x < end; x += BLOCK) {
+            int most = 0;
+            for (int j = 0; j < BLOCK && !isnan(x[most]); j++)
+                if (isnan(x[j]) || fabsf(x[j]) > fabsf(x[most]))
+                    most = j;
+            float d = x[most] * -0.125f, id = 1.0f / d;
+            bool usable = isfinite(d) && isfinite(id);
+            uint16_t half = half_bits(d);
+            *out++ = half % 256;
+            *out++ = half / 256;
+            for (int j = 0; j < BLOCK / 2; j++)
+                *out++ = (uint8_t)(code_of(x[j], id, usable) + 16 * code_of(x[j + BLOCK / 2], id, usable));
+        }
+    }
+    """
+
+
+@other("q4_0_in_c")
+def in_two_passes():
+    """Low nibbles first, then high ones on top; the largest number by the bits of magnitudes."""
+    return """
+    static uint32_t magnitude(float v) {
+        uint32_t bits;
+        memcpy(&bits, &v, sizeof bits);
+        return bits & 0x7FFFFFFFu;
+    }
+
+    void quantize_q4_0(const float *x, uint8_t *out, size_t blocks) {
+        memset(out, 0, blocks * 18);
+        for (size_t b = 0; b < blocks; b++) {
+            size_t most = 0;
+            for (size_t j = 0; j < 32; j++)
+                if (magnitude(x[32 * b + j]) > magnitude(x[32 * b + most]))
+                    most = j;
+            float d = x[32 * b + most] / -8.0f, id = 1.0f / d;
+            uint16_t half = half_bits(d);
+            out[18 * b] = half & 0xFF;
+            out[18 * b + 1] = half >> 8;
+            for (size_t j = 0; j < 32; j++) {
+                int code = 8;
+                if (isfinite(d) && isfinite(id)) {
+                    float scaled = x[32 * b + j] * id;
+                    code = (int)(scaled + 8.5f);
+                    code -= code > 15;
+                }
+                out[18 * b + 2 + j % 16] |= (uint8_t)(code << (j < 16 ? 0 : 4));
+            }
+        }
+    }
+    """
+
+
 # --- blocks of 256 (12.8 and on) ---
 
 # --- 12.8 dequantize_q4_k ---
