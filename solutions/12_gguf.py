@@ -275,18 +275,19 @@ check(quantize_q4_0)
 # %% [markdown]
 # "Each step rounded" is not a matter of taste. Many processors have an instruction that multiplies and adds, and rounds once at the end: a **fused multiply-add**, FMA. A C compiler may use it for x · id + 8.5 if nobody forbids it.
 #
-# **Predict first:** for how many of a million numbers does that change the code?
+# **Predict first:** for how many of a million numbers does that change the code? And if they were stored as bfloat16 before, as the weights of most models are?
 
 # %%
-blocks = as_blocks(million)
-d = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -8
-once = (blocks.double() * (1 / d).double() + 8.5).float()  # the product is exact in float64
-twice = blocks * (1 / d) + 8.5
-print(f"{int((once != twice).sum()):,} of {once.numel():,} sums are others")
-print(f"{int((once.trunc() != twice.trunc()).sum())} of the codes are")
+for name, numbers in (("float32", million), ("bfloat16", million.bfloat16().float())):
+    blocks = as_blocks(numbers)
+    d = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / -8
+    once = (blocks.double() * (1 / d).double() + 8.5).float()  # the product is exact in float64
+    twice = blocks * (1 / d) + 8.5
+    others = int((once != twice).sum()), int((once.trunc() != twice.trunc()).sum())
+    print(f"{name:9} {others[0]:,} of {once.numel():,} sums are others, and {others[1]} of the codes")
 
 # %% [markdown]
-# The sums differ all the time, in their last bit; a code does only where that bit is the difference between 8.999999 and 9. In a model of 8 billion weights that is some number of bytes, and a file that is not the same on two machines. That is why your C is compiled with `-ffp-contract=off`.
+# The sums differ all the time, in their last bit. A code differs only where that bit is the difference between 8.999999 and 9: next to half-way between two codes. Arbitrary numbers are hardly ever there. Numbers of 8 bits often are: the quotient of two of them is half-way in earnest, but for the rounding of 1 / d. So a file made from the same model differs on two machines, in some bytes out of many. That is why your C is compiled with `-ffp-contract=off`.
 #
 # ### Exercise 12.4 · `quantize_q4_1` · 25 min · easy · 2 points
 #
@@ -508,16 +509,19 @@ except c_code.CompilerMissingError as missing:
 # **Predict first:** a race, on a million numbers: your torch, gguf's numpy, your C. Once it has passed its check, your C runs in this process, compiled for this very processor.
 
 # %%
+runners = {"torch (12.1)": lambda: quantize_q8_0(million)}
 try:
-    runners = {"torch (12.1)": lambda: quantize_q8_0(million)}
     fast = c_code.in_process(q8_0_in_c(), "quantize_q8_0", block_bytes=LAYOUTS["q8_0"].bytes)
     runners["C (12.6)"] = lambda: fast(million)
+except c_code.CompilerMissingError as missing:
+    print(missing)
+try:
     gguf_bytes(million[:1], "q8_0")
     runners["numpy (gguf)"] = lambda: gguf_bytes(million, "q8_0")
-except (c_code.CompilerMissingError, AbsentError) as missing:
-    print(missing)
-with_limits = race(runners)
-with_limits.plot(to="torch (12.1)")
+except AbsentError as absent:
+    print(f"gguf {absent}: it does not run.")
+raced = race(runners)
+raced.plot(to="torch (12.1)")
 
 # %% [markdown]
 # numpy and torch go over memory once for each step: magnitudes, maximum, product, rounding, conversion. C does everything for one block while its 128 bytes are at hand. That is worth a factor of a few. The rest is up to the compiler: if it can work on 4, 8 or 16 numbers in one instruction, it does. It cannot where a loop calls a function (`roundf` is one) or where one turn's result decides what the next one does.

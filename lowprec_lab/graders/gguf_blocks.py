@@ -753,7 +753,7 @@ question_for(
 question_for(
     "12.B",
     False,
-    "id is worked out two lines before d becomes a float16.",
+    "id is worked out first, and d becomes a float16 only afterwards.",
     "In which line does d become a float16? And in which one is 1 / d?",
 )
 question_for(
