@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lowprec_lab.gguf_blocks import run_q4_0, run_q8_0
 from lowprec_lab.graders import gguf_blocks_oracle as exact
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 
 for _function in (
     exact.quantize_q8_0, exact.dequantize_blocks, exact.quantize_q4_0, exact.quantize_q4_1, exact.quantize_q5_0,
@@ -742,6 +742,48 @@ def c_does_not_pack():
 
 
 # --- reading questions ------------------------------------------------------------------------------------------------
+
+question_for(
+    "12.A",
+    -3.0,
+    "-3: a is 2.5, its floor 2, and floor(2 * 0.5) adds 1. The sign comes back at the end: half-way goes away from 0.",
+    "a is 2.5. What is floor(2 * (2.5 - 2))?",
+    {-2.0: "That is np.round, which takes the even one.", 3.0: "What does np.sign do at the end?"},
+)
+question_for(
+    "12.B",
+    False,
+    "id is worked out first, and d becomes a float16 only afterwards.",
+    "In which line does d become a float16? And in which one is 1 / d?",
+)
+question_for(
+    "12.C",
+    0x8000,
+    "0x8000, which is -0: the largest number is 0, and 0 / -8 is -0.",
+    "What is 0 / -8 in floating point? It has a sign.",
+    {0: "That is +0. The 0 is divided by a negative number."},
+)
+question_for(
+    "12.D",
+    2.0,
+    "2: 1 > NaN is false, so NaN is taken; NaN > 2 is false, so 2 is taken, and the NaN is forgotten.",
+    "Go through the first three numbers: amax is 0, then 1, then?",
+    {1.0: "1 > NaN is false. What does MAX give then?", 0.5: "2 > 0.5 is true, so 2 stays."},
+)
+question_for(
+    "12.E",
+    452,
+    "452: 32 * 452 = 14464. In blocks of 256 it would be 56.5.",
+    "14464 / 32.",
+    {56: "That is how many blocks of 256 there would be, and a half."},
+)
+question_for(
+    "12.F",
+    ("q5_0", "q4_k", "f16"),
+    "14464 is a multiple of 32 and not of 256; 4096 is one of 256; 65 is neither.",
+    "Ask for 256 first, then for 32.",
+    {("q5_0", "q5_0", "f16"): "4096 = 16 * 256.", ("q4_k", "q5_0", "f16"): "Rows have 14464 numbers in up.weight."},
+)
 
 
 # --- blocks of 256 (12.8 and on) --------------------------------------------------------------------------------------
