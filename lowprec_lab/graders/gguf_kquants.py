@@ -588,3 +588,31 @@ def floats_of_64_bits(file, metadata, tensors):
         return np.array(each, "<f8").tobytes() if type(each) is float else exact.plain_value(each, kinds)
 
     exact.write_gguf(file, metadata, tensors, kinds=kinds, value=value)
+
+
+# --- reading questions ------------------------------------------------------------------------------------------------
+
+question_for(
+    "12.G",
+    9,
+    "9: A to H are groups 0 to 7, so group 5 is F, and its four low bits, FFFF, are in byte 9.",
+    "Which letter is group 5, if A is group 0?",
+    {
+        1: "Byte 1 has FF, the two high bits. The four low ones are elsewhere.",
+        13: "That is the byte of the block. Here they are counted from the first of the 12.",
+    },
+)
+question_for(
+    "12.H",
+    4.0,
+    "4: (1 + 3) / (1 + 0).",
+    "The weight is av_x + |x|. What is it for x = 3, and for x = 0?",
+    {3.0: "av_x is added to both: nothing weighs 0."},
+)
+question_for(
+    "12.I",
+    1024,
+    "1024: 1000 % 64 is 40, and 64 - 40 = 24 bytes of padding follow.",
+    "What is 1000 % 64?",
+    {1040: "padding is the rest of the division, and 64 minus that is added.", 1000: "1000 is no multiple of 64."},
+)
