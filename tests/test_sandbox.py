@@ -128,7 +128,7 @@ def test_the_environment_is_a_short_list(workers, monkeypatch):
     monkeypatch.setenv("LOWPREC_SEED", "the instructor's")
     with open_sandbox() as fresh:
         names = value(fresh, "return tuple(sorted(os.environ))", imports="import os")
-    assert set(names) <= set(sandbox_module._ENVIRONMENT) | {"PWD", "LC_CTYPE", "LD_LIBRARY_PATH"}
+    assert set(names) <= set(sandbox_module._ENVIRONMENT) | {"PWD", "LC_CTYPE", "LD_LIBRARY_PATH", "CC"}
 
 
 def test_only_its_own_processes_are_there(workers):
