@@ -87,11 +87,11 @@ def reveal(options: argparse.Namespace) -> int:
     return 0
 
 
-def progress(_options: argparse.Namespace) -> int:
+def progress(options: argparse.Namespace) -> int:
     """Draw the map of chapters, with what is done."""
     from lowprec_lab.exercises import progress
 
-    progress()
+    progress(options.all)
     return 0
 
 
@@ -421,7 +421,9 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("--answers", metavar="DIR", help="folder of answers (default: your own, in work/answers)")
 
     command(reveal, "reveal").add_argument("exercise", metavar="EXERCISE", help="name or number: decode, 1.5")
-    command(progress, "progress")
+    command(progress, "progress").add_argument(
+        "--all", action="store_true", help="list every exercise of every chapter"
+    )
     command(build, "build").add_argument("--out", metavar="DIR", help="where to (default: notebooks/)")
 
     benching = command(bench, "bench", json_too=True)

@@ -4,9 +4,9 @@ An answer is the text of one function,
 
     void quantize_row(const float *x, uint8_t *out, size_t blocks)
 
-which stands where gguf_blocks.c leaves room for it. c_harness.c calls it. A crash, an endless loop, a byte too far: each
-ends that process alone and becomes a sentence. Floating-point contraction is off: a fused multiply-add rounds once where
-the rules of the blocks round twice.
+which stands where gguf_blocks.c leaves room for it. c_harness.c calls it. A crash, an endless loop, a byte too far:
+each ends that process alone and becomes a sentence. Floating-point contraction is off: a fused multiply-add rounds once
+where the rules of the blocks round twice.
 """
 
 from __future__ import annotations
@@ -178,8 +178,13 @@ def _built(compiler: str, text: str, function: str, more: tuple[str, ...], _proc
     command = [compiler, *FLAGS, *more, f"-DFUNCTION={function}", *sources, "-o", "program", "-lm"]
     try:
         done = subprocess.run(
-            command, cwd=folder, env=_environment(), capture_output=True, timeout=COMPILE_LIMIT_S, stdin=subprocess.DEVNULL
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMPILE_LIMIT_S,
+        )
     except subprocess.TimeoutExpired:
         raise AnswerFailed("exception", f"The compiler was stopped after {COMPILE_LIMIT_S:g} s.") from None
     if done.returncode:
@@ -285,10 +290,13 @@ def _how_it_ended(code: int, printed: bytes) -> str:
     if code > 0:
         return f"Its process ended with the code {code} before it was done."
     names = {
-        "SIGFPE": "it divides a whole number by zero", "SIGABRT": "it gave up (abort, or an assertion that is not true)",
-        "SIGILL": "it did what no processor can do", "SIGXCPU": "it took too much processor time: is there an endless loop?",
-        "SIGKILL": "the system ended it: does it take too much memory?", "SIGXFSZ": "it writes to a file",
-    }  # fmt: skip
+        "SIGFPE": "it divides a whole number by zero",
+        "SIGABRT": "it gave up (abort, or an assertion that is not true)",
+        "SIGILL": "it did what no processor can do",
+        "SIGXCPU": "it took too much processor time: is there an endless loop?",
+        "SIGKILL": "the system ended it: does it take too much memory?",
+        "SIGXFSZ": "it writes to a file",
+    }
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
         return f"Its process crashed ({name}): {names.get(name, 'look for an address that is none of its own')}."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_SPELLED = {"fp8": "FP8", "nanogpt": "nanoGPT", "gguf": "GGUF"}
+
 
 @dataclass(frozen=True)
 class Chapter:
@@ -24,7 +26,9 @@ class Chapter:
 
     @property
     def title(self) -> str:
-        return self.name[3:].replace("_", " ").capitalize()
+        """The name as words: "Bit layouts", "FP8 nanoGPT"."""
+        words = [_SPELLED.get(word, word) for word in self.name[3:].split("_")]
+        return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
 
 
 CHAPTERS = (

@@ -14,6 +14,7 @@ try:
     import torch
 
     from lowprec_lab import c_code, check, fill, plots, progress, question, reveal
+    from lowprec_lab.calls import AnswerFailed
     from lowprec_lab.data import DataError, load_corpus, step_generator
     from lowprec_lab.files import WorkspaceError, under_grading
     from lowprec_lab.formats import BF16, E4M3, FP16, FP32
@@ -529,8 +530,8 @@ check(q8_0_in_c)
 try:
     block = run_q8_0(q8_0_in_c, torch.tensor([2.54, -1.0, 0.0123] + [0.0] * 29))
     print(hexadecimal(block))
-except c_code.CompilerMissingError as missing:
-    print(missing)
+except (c_code.CompilerMissingError, AnswerFailed) as reason:
+    print(reason)
 
 # %% [markdown]
 # **Predict first:** a race, on a million numbers: your torch, gguf's numpy, your C. Once it has passed its check, your C runs in this process, compiled for this very processor.
@@ -538,10 +539,13 @@ except c_code.CompilerMissingError as missing:
 # %%
 runners = {"torch (12.1)": lambda: quantize_q8_0(million)}
 try:
-    fast = c_code.in_process(q8_0_in_c(), "quantize_q8_0", block_bytes=LAYOUTS["q8_0"].bytes)
-    runners["C (12.6)"] = lambda: fast(million)
-except c_code.CompilerMissingError as missing:
-    print(missing)
+    if torch.equal(run_q8_0(q8_0_in_c, million), quantize_q8_0(million)):  # guarded, before it may run in here
+        fast = c_code.in_process(q8_0_in_c(), "quantize_q8_0", block_bytes=LAYOUTS["q8_0"].bytes)
+        runners["C (12.6)"] = lambda: fast(million)
+    else:
+        print("Your C does not run yet: its bytes are not those of 12.1.")
+except (c_code.CompilerMissingError, AnswerFailed) as reason:
+    print(reason)
 try:
     gguf_bytes(million[:1], "q8_0")
     runners["numpy (gguf)"] = lambda: gguf_bytes(million, "q8_0")

@@ -1,6 +1,7 @@
 """Blocks of 32 against gguf-py's numpy, and answers in C under sanitizers and where there is no compiler."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ from lowprec_lab.gguf_blocks import LAYOUTS, as_blocks, run_q4_0, run_q8_0
 from lowprec_lab.graders import gguf_blocks as grader
 from lowprec_lab.graders import gguf_blocks_oracle as exact
 from lowprec_lab.graders import judging
-from lowprec_lab.sources import reference
+from lowprec_lab.graders.case import Call, Case
+from lowprec_lab.graders.counterexample import input_rows
+from lowprec_lab.graders.naming import input_key
+from lowprec_lab.graders.reproduction import try_it
+from lowprec_lab.sources import Source, reference
 
 NAMES = ("q8_0", "q4_0", "q4_1", "q5_0")
 IN_C = {"q8_0_in_c": (run_q8_0, "q8_0"), "q4_0_in_c": (run_q4_0, "q4_0")}
@@ -84,6 +89,13 @@ def test_numbers_are_gguf_s(layout):
     assert torch.equal(mine.nan_to_num(9).view(torch.int32), theirs.nan_to_num(9).view(torch.int32))
 
 
+def test_without_gguf_there_is_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    libraries._gguf.cache_clear()
+    with pytest.raises(libraries.AbsentError, match="is not installed"):
+        libraries.gguf_bytes(torch.ones(1, 32), "q8_0")
+
+
 def test_bits_of_each_layout():
     assert {name: LAYOUTS[name].bits for name in NAMES} == {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5.0, "q5_0": 5.5}
 
@@ -144,3 +156,22 @@ def test_contraction_changes_bytes_of_q4_0():
     x = grader.near_ties(np.random.default_rng(6), 2000, "q4_0")
     fused = grader.c_fused()
     assert not torch.equal(c_code.run(fused, "quantize_q4_0", x, block_bytes=18), exact.quantize_q4_0(x + 0.0))
+
+
+def test_a_verdict_shows_the_row_that_a_wrong_byte_came_from():
+    wrong = load_answer(
+        "quantize_q8_0", Source("def quantize_q8_0(x):\n    return torch.zeros(x.shape[0], 68).byte()"), "x"
+    )
+    case = Case(0, "")
+    x = torch.ones(3, 64)
+    x[1, 40] = 2.0
+    case.last_call = Call((x,))
+    case.same_bits(wrong(x), exact.quantize_q8_0(x))
+    (record,) = case.records
+    index = 68 + 34 + 2 + 8  # in the second row, its second block
+    assert [(row.label, row.value[:20]) for row in input_rows(BLANKS["quantize_q8_0"], record, index)] == [
+        ("input", "[1.0, 1.0, 1.0, 1.0,"),
+        ("place", "element 44 of the re"),
+    ]
+    assert try_it(BLANKS["quantize_q8_0"], wrong, record, index).count("1.0") == 63
+    assert len({input_key(record, each) for each in (0, 67, 68, 135, 136)}) == 2  # two rows are alike

@@ -3,6 +3,7 @@
 import inspect
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -100,7 +101,15 @@ def test_a_misconception_fails_for_nothing_but_what_its_sentence_says(wrong):
     assert own or not odd
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=label)
+def the_first_two_are_quick():
+    """Every misconception; all but the first two of each exercise marked as slow."""
+    seen = Counter()
+    for wrong in WRONG:
+        seen[wrong.exercise] += 1
+        yield pytest.param(wrong, marks=[pytest.mark.slow] if seen[wrong.exercise] > 2 else [])
+
+
+@pytest.mark.parametrize("wrong", the_first_two_are_quick(), ids=label)
 def test_a_misconception_is_rejected_and_costs_points(wrong):
     verdict = verdict_on(wrong)
     assert not verdict.passed
