@@ -16,9 +16,11 @@ References: ggml-org/ggml, src/ggml-common.h (the layouts) and src/ggml-quants.c
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lowprec_lab import c_code
@@ -159,7 +161,162 @@ def run_q4_0(function: Callable[[], str], x: Tensor) -> Tensor:
     return c_code.run(function(), "quantize_q4_0", x, block=BLOCK, block_bytes=LAYOUTS["q4_0"].bytes)
 
 
-# --- the exercises: blocks of 256 (12.8 and on) -----------------------------------------------------------------------
+# --- given for blocks of 256 and for files ----------------------------------------------------------------------------
+
+SUPER_BLOCK = 256  # numbers in a block of Q4_K and Q6_K
+ALIGNMENT = 32  # a tensor in a GGUF file begins at a multiple of this, where its metadata do not say otherwise
+
+LAYOUTS["q4_k"] = Layout("q4_k", SUPER_BLOCK, 144)  # float16 d and dmin, 12 bytes of scales and mins, nibbles
+LAYOUTS["q6_k"] = Layout("q6_k", SUPER_BLOCK, 210)  # nibbles, 64 bytes of high bits, 16 signed scales, float16 d
+
+# The number that stands for a type in a GGUF file: of each layout, and of float32 and float16.
+GGUF_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q8_0": 8, "q4_k": 12, "q6_k": 14}
 
 
-# --- given: blocks of 256, files --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class GGUFTensor:
+    """A tensor on its way into a GGUF file.
+
+    kind: "f32", "f16" or the name of a layout. shape: as torch has it, rows first. data: uint8, the tensor's bytes in
+    the order of its rows.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    data: Tensor
+
+
+# --- the exercises: blocks of 256, and a file -------------------------------------------------------------------------
+
+
+@blank(exercise="12.8", points=3, minutes=40)
+def dequantize_q4_k(blocks: Tensor) -> Tensor:
+    """The numbers that bytes of Q4_K stand for: d * scale * code - dmin * min, in float32.
+
+    blocks: uint8, (..., n * 144). Returns: float32, (..., n * 256). A block is: float16 d; float16 dmin; 12 bytes with
+    a scale and a min, 6 bits each, for each of its 8 groups of 32 numbers; 128 bytes with two codes each.
+    Of the 12 bytes, from high bits to low ones:
+        byte g, g < 4:      the two high bits of the scale of group g + 4, the scale of group g
+        byte g + 4, g < 4:  the two high bits of the min of group g + 4, the min of group g
+        byte g + 8, g < 4:  the four low bits of the min of group g + 4, the four low bits of its scale
+    Byte i of the k-th 32 of the 128 bytes: low, the code of number i of group 2k; high, that of group 2k + 1.
+    """
+
+
+@blank(exercise="12.9", points=5, minutes=60)
+def quantize_q4_k(x: Tensor) -> Tensor:
+    """Bytes of Q4_K for x, judged by the numbers that they stand for.
+
+    x: (..., n) float32, n a multiple of 256 (else ValueError, as `as_blocks`). Returns: uint8, (..., n / 256 * 144).
+    - On normal numbers the root mean square error is at most 0.074 of their size; on other tensors at most 1.036 times
+      that of a good search for the scale and the min of each group. Where groups of one block differ in size, each
+      group's error as a share of its own size is at most 1.05 times as large as there, on the whole.
+    - No group is worse than the bound of a plain way, whose scale is (largest - smallest) / 15 (`plain_bound`).
+    - A block of zeros stands for zeros. d and dmin are finite (at most 65504) where all numbers of a block are; where
+      one is NaN or infinite, d is NaN.
+    """
+
+
+@blank(exercise="12.10", points=2, minutes=25)
+def dequantize_q6_k(blocks: Tensor) -> Tensor:
+    """The numbers that bytes of Q6_K stand for: d * scale * (code - 32), in float32.
+
+    blocks: uint8, (..., n * 210). Returns: float32, (..., n * 256). A block is: 128 bytes with the low four bits of two
+    codes each; 64 bytes with the high two bits of four codes each; a signed byte for each of 16 groups of 16 numbers,
+    its scale; float16 d. Either half of a block, 128 numbers, has 64 of the 128 bytes, and 32 of the 64.
+    Number k = 32 * j + i of a half, i < 32: its four low bits are in byte 32 * (j % 2) + i, low for j < 2, high for
+    j >= 2; its two high bits are in byte i of the others, bits 2j and 2j + 1.
+    """
+
+
+@blank(exercise="12.11", points=4, minutes=50)
+def write_gguf(file: object, metadata: dict, tensors: list[GGUFTensor]) -> None:
+    """Write a GGUF file, version 3, to a binary file that is open for writing. All numbers are little-endian.
+
+    "GGUF"; uint32 3; uint64: how many tensors; uint64: how many entries of metadata. Then
+    - for each entry, in the order of the dict: key; uint32 type; value. A str is type 8: its length in bytes of UTF-8
+      as uint64, and the bytes; a key is written in the same way. bool: 7, one byte. int: 4, uint32. float: 6, float32.
+      list: 9; uint32 type of its elements (that of the first one), uint64: how many, the elements;
+    - for each tensor: name, as a str; uint32: how many dimensions; a uint64 for each, the *last one first*; uint32
+      type (GGUF_TYPES); uint64: where its bytes begin, counted from the beginning of the data;
+    - zeros up to a multiple of the alignment; there the data begins. Each tensor's bytes, followed by zeros up to a
+      multiple of the alignment, the last one too.
+    The alignment is metadata["general.alignment"] where that is given, else ALIGNMENT.
+    """
+
+
+# --- scenarios and given functions of blocks of 256 -------------------------------------------------------------------
+
+SAMPLES = ("normal", "long tails", "around 3", "uniform", "from 1 to 2", "groups of many sizes")
+
+
+def sample(kind: str, seed: int, blocks: int = 24) -> Tensor:
+    """Numbers to try a quantizer of blocks of 256 on: float32, (blocks, 256), the same for the same kind and seed.
+
+    kind: one of SAMPLES. "groups of many sizes": each 32 of a row have a size of their own, from 1/11 to 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(blocks, 8, 32, generator=generator)
+    share = torch.rand(blocks, 8, 32, generator=generator)
+    if kind == "long tails":
+        x = -x.sign() * share.clamp(min=1e-7).log() * 0.02
+    elif kind == "around 3":
+        x = x + 3
+    elif kind in ("uniform", "from 1 to 2"):
+        x = share + 1 if kind == "from 1 to 2" else 2 * share - 1
+    elif kind == "groups of many sizes":
+        x = x * torch.exp2(-3.5 * share[..., :1])
+    elif kind != "normal":
+        raise ValueError(f"there is no sample {kind!r}. The samples are: {', '.join(SAMPLES)}")
+    return x.flatten(1)
+
+
+def quantized(function: Callable, kind: str, seed: int) -> Tensor:
+    """The bytes that a quantizer makes of a `sample`."""
+    return function(sample(kind, seed))
+
+
+def byte_count(kind: str, shape: tuple[int, ...]) -> int:
+    """The bytes of a tensor in a file. kind: one of GGUF_TYPES. ValueError where its blocks do not divide the rows."""
+    count = 1
+    for size in shape:
+        count *= size
+    if kind in ("f32", "f16"):
+        return count * int(kind[1:]) // 8
+    layout = LAYOUTS[kind]
+    if shape[-1] % layout.size:
+        raise ValueError(f"rows of {shape[-1]} numbers are not made of blocks of {layout.size}, which {kind} has")
+    return count // layout.size * layout.bytes
+
+
+def written(function: Callable, metadata: tuple, *tensors: tuple) -> Tensor:
+    """The bytes of a file that was written: uint8. metadata: pairs. tensors: name, kind and shape of each.
+
+    The bytes of the first tensor are 1, 2, 3, ... 255, 1, 2, ..., those of the next one 32, 33, ..., and so on.
+    """
+    file, made = io.BytesIO(), []
+    for place, (name, kind, shape) in enumerate(tensors):
+        content = (torch.arange(byte_count(kind, shape)) + 31 * place) % 255 + 1
+        made.append(GGUFTensor(name, kind, shape, content.to(torch.uint8)))
+    function(file, dict(metadata), made)
+    return torch.tensor(list(file.getvalue()), dtype=torch.uint8)
+
+
+def plain_bound(x: Tensor) -> Tensor:
+    """The largest error that the plain way can have in each group of 32: float64, (..., n / 256, 8).
+
+    x: as `quantize_q4_k` has it. The plain way: low = the smallest number of a group, or 0 if that is smaller; scale =
+    (largest - low) / 15; min = -low; d = largest scale / 63; dmin = largest min / 63; all scales and mins to the
+    nearest multiple of those, all codes to the nearest of 0 to 15. A stored scale is off by half a d at most, and a min
+    by half a dmin. So inside its range a number is off by half a stored scale, and at its ends by 15 halves of d and
+    half a dmin. What float16 rounds off d and dmin is added.
+    """
+    groups = as_blocks(x, SUPER_BLOCK).unflatten(-1, (8, 32)).double()
+    low = groups.amin(-1).clamp(max=0)
+    scale = (groups.amax(-1) - low) / 15  # (..., n / 256, 8)
+    d, dmin = scale.amax(-1, keepdim=True) / 63, -low.amin(-1, keepdim=True) / 63
+    d_off, dmin_off = ((each * 2.0**-11).clamp(min=2.0**-25) for each in (d, dmin))
+    inside = (scale + d / 2) / 2
+    ends = 15 * d / 2 + dmin / 2
+    return torch.maximum(inside, ends) + 63 * (15 * d_off + dmin_off)

@@ -7,28 +7,53 @@
 
 # %% tags=["setup"]
 try:
+    import math
+    import tempfile
+    from pathlib import Path
+
     import torch
 
     from lowprec_lab import c_code, check, fill, plots, progress, question, reveal
     from lowprec_lab.calls import AnswerFailed
+    from lowprec_lab.data import DataError, load_corpus, step_generator
+    from lowprec_lab.files import WorkspaceError, under_grading
     from lowprec_lab.formats import BF16, E4M3, FP16, FP32
     from lowprec_lab.gguf_blocks import (
+        ALIGNMENT,
         BLOCK,
+        GGUF_TYPES,
         LAYOUTS,
+        SAMPLES,
+        SUPER_BLOCK,
+        GGUFTensor,
         as_blocks,
         dequantize_blocks,
+        dequantize_q4_k,
+        dequantize_q6_k,
+        plain_bound,
         q4_0_in_c,
         q8_0_in_c,
         quantize_q4_0,
         quantize_q4_1,
+        quantize_q4_k,
         quantize_q5_0,
         quantize_q8_0,
+        quantized,
         run_q4_0,
         run_q8_0,
+        sample,
+        write_gguf,
+        written,
     )
-    from lowprec_lab.libraries import AbsentError, gguf_bytes
+    from lowprec_lab.gguf_file import GGUFError, file_name, load_gpt, packed, read_gguf, save_gpt, unpacked
+    from lowprec_lab.gpt import GPT, preset
+    from lowprec_lab.inference import perplexity
+    from lowprec_lab.libraries import AbsentError, gguf_bytes, gguf_numbers
     from lowprec_lab.races import race
     from lowprec_lab.reading import installed_lines
+    from lowprec_lab.runs import RunError
+    from lowprec_lab.serving import load_run, text_of
+    from lowprec_lab.weight_formats import find_format, format_picture, format_table, table_text, with_weights_in
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"{missing.name} is not installed in this kernel. In a terminal, go to the folder of the course and type `make lab`. "
@@ -593,6 +618,494 @@ check(q4_0_in_c)
 # %% [markdown]
 # ---
 # ## Blocks of 256
+#
+# Q4_1 gives each block a smallest number of its own, and pays for it: 32 bits of scales for 32 numbers, which makes 5 bits of 4. The **K-quants** of llama.cpp save there. Eight **groups** of 32 numbers make a block of 256. Each group has a *scale* and a *min* of 6 bits each, and the block has two float16, *d* and *dmin*, which these are multiples of:
+#
+# | | bits for 256 numbers | bits for each |
+# |---|---|---|
+# | Q4_0 | 1024 + 8 · 16 | 4.5 |
+# | Q4_1 | 1024 + 8 · 32 | 5 |
+# | Q4_K | 1024 + 8 · (6 + 6) + 2 · 16 | 4.5 |
+#
+# So Q4_K is what Q4_1 is, at Q4_0's price. Scales are quantized, too. Is that bad? A scale that is off by 1 % makes each number off by 1 %, and 4 bits are off by much more.
+#
+# ### Exercise 12.8 · `dequantize_q4_k` · 40 min · medium · 3 points
+#
+# | bytes | what |
+# |---|---|
+# | 0, 1 | d, float16 |
+# | 2, 3 | dmin, float16 |
+# | 4 to 15 | scales and mins of the 8 groups, 6 bits each |
+# | 16 to 143 | codes: byte i of the k-th 32 of these has number i of group 2k in its low nibble, and number i of group 2k + 1 in its high one |
+#
+# Sixteen times 6 bits fill 12 bytes. Groups 0 to 3 lie in whole 6-bit fields; the other groups' bits are put where there is room. For g = 0, 1, 2, 3:
+#
+# | byte | bits 7, 6 | bits 5, 4 | bits 3 to 0 |
+# |---|---|---|---|
+# | 4 + g | high two bits of the scale of group g + 4 | scale of group g, with the next column | |
+# | 8 + g | high two bits of the min of group g + 4 | min of group g, with the next column | |
+# | 12 + g | low four bits of the min of group g + 4, with the next column | | low four bits of the scale of group g + 4 |
+#
+# | | |
+# |---|---|
+# | in | `blocks`: (..., n · 144) uint8 |
+# | out | (..., n · 256) float32: d · scale · code - dmin · min |
+# | mind | a min is *subtracted*: it is the smallest number of a group with its sign turned. d and dmin may be anything that float16 can be |
+#
+# By hand: d = 0.5, dmin = 0.25, and among the bytes
+#
+# | byte | bits | says |
+# |---|---|---|
+# | 4 | `10 000011` | scale of group 0: 3; high bits of the scale of group 4: 2 |
+# | 8 | `01 000010` | min of group 0: 2; high bits of the min of group 4: 1 |
+# | 12 | `0101 1001` | scale of group 4: 2 · 16 + 9 = 41; min of group 4: 1 · 16 + 5 = 21 |
+# | 16 | `0111 1011` | code of number 0 of group 0: 11; of number 0 of group 1: 7 |
+# | 80 | `0000 0100` | code of number 0 of group 4: 4 |
+#
+# Number 0 is 0.5 · 3 · 11 - 0.25 · 2 = 16. Number 128, the first of group 4, is 0.5 · 41 · 4 - 0.25 · 21 = 76.75.
+#
+# <details><summary>A nudge</summary>Do the 12 bytes fall into three times four?</details>
+# <details><summary>An approach</summary><code>reshape(-1, 144).split([2, 2, 12, 128], -1)</code>, then the 12 <code>.split(4, -1)</code>. With <code>&amp;</code>, <code>&gt;&gt;</code> and <code>|</code> on uint8 you get (blocks, 8) scales and mins. The 128 bytes are (blocks, 4, 32): put low and high nibbles side by side in a new dimension before you flatten to (blocks, 8, 32).</details>
+
+
+# %%
+@fill
+def dequantize_q4_k(blocks):
+    ### BEGIN SOLUTION
+    d, dmin, packed, codes = blocks.reshape(-1, 144).split([2, 2, 12, 128], -1)
+    d, dmin = (each.clone().view(torch.float16).float() for each in (d, dmin))  # (blocks, 1)
+    first, second, third = packed.split(4, -1)
+    scales = torch.cat([first & 63, (first >> 6) << 4 | (third & 15)], -1)  # (blocks, 8)
+    mins = torch.cat([second & 63, (second >> 6) << 4 | (third >> 4)], -1)
+    codes = codes.reshape(-1, 4, 1, 32)
+    codes = torch.cat([codes & 15, codes >> 4], 2).reshape(-1, 8, 32)
+    values = (d * scales)[..., None] * codes - (dmin * mins)[..., None]
+    return values.reshape(*blocks.shape[:-1], blocks.shape[-1] // 144 * 256)
+    ### END SOLUTION
+
+
+# %%
+check(dequantize_q4_k)
+
+# %% [markdown]
+# **Predict first:** ten thousand blocks of random bytes. How many of your 2.56 million numbers differ from gguf's, in any bit?
+
+# %%
+random_blocks = torch.randint(256, (10_000, 144), generator=torch.Generator().manual_seed(8)).to(torch.uint8)
+try:
+    theirs = gguf_numbers(random_blocks, "q4_k")
+    ours = dequantize_q4_k(random_blocks)
+    same = (ours.view(torch.int32) == theirs.view(torch.int32)) | (ours.isnan() & theirs.isnan())
+    print(f"{int((~same).sum())} of {same.numel():,} numbers differ")
+except AbsentError as absent:
+    print(f"gguf {absent}: nothing to compare with.")
+
+# %% [markdown]
+# None has to, whatever the order of the multiplications: d has 11 significant bits, a scale 6 and a code 4, so their product fits into the 24 bits of float32. Only the subtraction rounds. (A machine that fuses it with a multiplication gets the same, since the product was exact.)
+#
+# ### Exercise 12.9 · `quantize_q4_k` · 60 min · hard · 5 points
+#
+# Now the other way, and here is no rule that says which bytes are right. A group may have any scale and any min, and what is best depends on all of its 32 numbers. So you are judged by what your bytes stand for.
+#
+# The plain way takes the ends of a group: low = its smallest number, or 0 if that is smaller (a min has 6 bits and no sign: no group can begin above 0); scale = (largest - low) / 15; min = -low. Then d = the largest scale of the block / 63, dmin = the largest min / 63, each scale and min becomes the nearest multiple, and each number the nearest code.
+#
+# By hand: numbers -1, 0.2, 0.5 and 2 of a group. Another group of the block has the largest scale, 0.69, and the largest min, 1.9.
+#
+# | | scale | min | codes | back |
+# |---|---|---|---|---|
+# | the ends | 3 / 15 = 0.2 | 1 | | |
+# | d = 0.69 / 63, dmin = 1.9 / 63 | 18 (18.26) | 33 (33.17) | | |
+# | what is stored, in float16 | 18 · 0.010956 = 0.19720 | 33 · 0.030151 = 0.99500 | 0, 6, 8, 15 | -0.995, 0.188, 0.583, 1.963 |
+#
+# Codes are those of the *stored* scale and min: (0.5 + 0.995) / 0.1972 = 7.58, so 8.
+#
+# But the ends are rarely the best. Pull them in a little, and two numbers are cut off while thirty have a finer grid. Or take any codes, and ask: which scale and which min fit these codes best? That is a line through 32 points, by least squares:
+#
+# > scale = Σ (code - mean code) · number / Σ (code - mean code)², low = mean number - scale · mean code
+#
+# and where low comes out above 0, it is 0, and scale = Σ code · number / Σ code². So: try some twenty ranges, take the codes of each, fit a line, keep the one with the smallest squared error. (llama.cpp does this in `make_qkx2_quants`, with weights. Any other way that is as good will pass.)
+#
+# | | |
+# |---|---|
+# | in | `x`: (..., n) float32, n a multiple of 256 |
+# | out | uint8, (..., n / 256 · 144) |
+# | error on the whole | root mean square error on normal numbers at most 0.074 of their size; on other numbers at most 1.036 times what a good search has. Where groups of a block differ in size, each group's error as a share of its own size: 1.05 times |
+# | of each group | never above the bound of the plain way; `plain_bound(x)` has it |
+# | mind | zeros stay zeros; d and dmin are finite, at most 65504, also for huge numbers; a block with a NaN or an infinity gets d = NaN, and no other block does |
+# | error | ValueError where 256 does not divide n: `as_blocks(x, SUPER_BLOCK)` raises it for you |
+#
+# To try your own: `sample(kind, seed)` has the numbers that checks are made of; `SAMPLES` lists the kinds.
+#
+# <details><summary>A nudge</summary>What is 0 / 0, and in which groups does it come up? Which of your numbers do you round to 6 bits, before or after the codes?</details>
+# <details><summary>An approach</summary>Work in float64 on (..., blocks, 8, 32): all groups at once, and a loop over ranges: codes = (x - low) / (largest - low) · levels, for levels from 14 to 16 in steps of 0.1, rounded and clamped to 0 to 15. <code>torch.where(error &lt; least, new, old)</code> keeps the best. A small function that divides, and gives 0 where the divisor is 0, takes care of groups of one number and of zeros. Take out what is not finite first, and put NaN into d at the end.</details>
+
+
+# %%
+@fill
+def quantize_q4_k(x):
+    ### BEGIN SOLUTION
+    groups = as_blocks(x, SUPER_BLOCK).unflatten(-1, (8, 32)).double()  # (..., blocks, 8, 32)
+    fine = groups.isfinite().all(-1).all(-1, keepdim=True)  # (..., blocks, 1)
+    groups = torch.where(fine[..., None], groups, 0.0)
+
+    def total(values):
+        return values.sum(-1, keepdim=True)
+
+    def divided(above, below):
+        return torch.where(below > 0, above / below, 0.0)
+
+    # Each group by itself: the scale and the lowest value with the least squared error, among 21 candidates.
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0), groups.amax(-1, keepdim=True)
+    scale, lowest, least = low, low, torch.full_like(low, math.inf)
+    for step in range(21):
+        codes = (divided(groups - low, high - low) * (14 + step / 10)).round().clamp(0, 15)
+        centered = codes - codes.mean(-1, keepdim=True)
+        slope = divided(total(centered * groups), total(centered**2))
+        start = groups.mean(-1, keepdim=True) - slope * codes.mean(-1, keepdim=True)
+        slope = torch.where(start > 0, divided(total(codes * groups), total(codes**2)), slope)  # a line through 0
+        start = start.clamp(max=0)
+        error = total((slope * codes + start - groups) ** 2)
+        better = error < least
+        scale, lowest, least = (
+            torch.where(better, *each) for each in ((slope, scale), (start, lowest), (error, least))
+        )
+
+    # All groups of a block together: six bits for each scale and min, in units of d and dmin.
+    fields, tops = [], []
+    for values in (scale.squeeze(-1), -lowest.squeeze(-1)):  # (..., blocks, 8)
+        top = (values.amax(-1, keepdim=True) / 63).clamp(max=65504).half()
+        tops.append(torch.where(fine, top, math.nan))
+        fields.append(divided(values, top.double()).round().clamp(0, 63).to(torch.uint8))
+    (d, dmin), (scales, mins) = tops, fields
+
+    # Codes for what is stored, not for what was meant.
+    steps, offsets = ((top.double() * field)[..., None] for top, field in ((d, scales), (dmin, mins)))
+    codes = divided(groups + offsets, steps).round().clamp(0, 15).to(torch.uint8)
+    third = scales[..., 4:] & 15 | (mins[..., 4:] & 15) << 4
+    packed = [each[..., :4] | each[..., 4:] >> 4 << 6 for each in (scales, mins)]
+    nibbles = codes[..., 0::2, :] | codes[..., 1::2, :] << 4  # (..., blocks, 4, 32)
+    halves = [each.contiguous().view(torch.uint8) for each in (d, dmin)]
+    return torch.cat([*halves, *packed, third, nibbles.flatten(-2)], -1).flatten(-2)
+    ### END SOLUTION
+
+
+# %%
+check(quantize_q4_k)
+
+# %% [markdown]
+# Why is there something to search for? Here are three groups of normal numbers: the error against the number of levels that the range is cut into, without a line fitted and with one. 15 levels are the ends as they are.
+
+# %%
+groups = sample("normal", 4).reshape(-1, 32)[:3].double()
+levels = torch.arange(13, 17, 0.02, dtype=torch.float64)
+
+
+def errors_of(group, fitted):
+    """Root mean square error of a group for each number of levels."""
+    low, errors = group.min(), []
+    for count in levels:
+        codes = ((group - low) / (group.max() - low) * count).round().clamp(0, 15)
+        centered = codes - codes.mean()
+        scale = (centered @ group) / (centered @ centered) if fitted else (group.max() - low) / count
+        start = group.mean() - scale * codes.mean() if fitted else low
+        errors.append(float((scale * codes + start - group).square().mean().sqrt()))
+    return errors
+
+
+with plots.style():
+    picture, axes = plots.figure(9, 4)
+    for group, colour in zip(groups, (E4M3, BF16, FP16), strict=True):
+        for fitted in (False, True):
+            axes.plot(levels, errors_of(group, fitted), "-" if fitted else ":", color=plots.color_of(colour))
+    axes.axvline(15, color=plots.color_of(FP32), linewidth=1)
+    axes.set_xlabel("levels")
+    axes.set_ylabel("root mean square error")
+    axes.set_title("Three groups: a line fitted (solid), and not (dotted)")
+picture
+
+# %% [markdown]
+# The curves jump wherever a number goes over to another code, so there is no slope to follow: one has to try. Fitting a line helps everywhere.
+#
+# **Predict first:** how much is Q4_K better than Q4_0, with as many bits? On numbers around 0, and on numbers around 3?
+
+
+# %%
+def share(x, again):
+    return float((again - x).norm() / x.norm())
+
+
+print(f"{'':22}" + "".join(f"{name:>9}" for name in ("Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q8_0")))
+for kind in SAMPLES:
+    x, found = sample(kind, 5), []
+    for name in ("q4_0", "q4_1", "q4_k", "q5_0", "q8_0"):
+        tensor = packed("x", x, name)  # your quantizer, and then your way back
+        found.append(share(x, unpacked(tensor)))
+    print(f"{kind:22}" + "".join(f"{each:9.4f}" for each in found))
+
+# %% [markdown]
+# Around 0 the search buys what Q4_1 buys with half a bit more. Around 3 half of Q4_0's codes are for numbers that are not there. Weights of trained models are around 0; some biases and norms are not, but those are so few that they stay in float32.
+#
+# ### Exercise 12.10 · `dequantize_q6_k` · 25 min · medium · 2 points
+#
+# Files called *Q4_K_M* keep some matrices in more bits: those that hurt most. They are in Q6_K: 16 groups of 16 numbers, a signed scale of 8 bits for each, no min. A code has 6 bits, four in one place and two in another.
+#
+# | bytes | what |
+# |---|---|
+# | 0 to 127 | low four bits of two codes each |
+# | 128 to 191 | high two bits of four codes each |
+# | 192 to 207 | scales of the 16 groups, int8 |
+# | 208, 209 | d, float16 (last, for once) |
+#
+# A block has two halves of 128 numbers; either has 64 bytes of the first kind and 32 of the second. Number k = 32 · j + i of a half (i < 32) has
+#
+# | j | its four low bits in | its two high bits in byte i, bits |
+# |---|---|---|
+# | 0 | byte i, low nibble | 0, 1 |
+# | 1 | byte 32 + i, low nibble | 2, 3 |
+# | 2 | byte i, high nibble | 4, 5 |
+# | 3 | byte 32 + i, high nibble | 6, 7 |
+#
+# | | |
+# |---|---|
+# | in | `blocks`: (..., n · 210) uint8 |
+# | out | (..., n · 256) float32: d · scale · (code - 32) |
+# | mind | scales have a sign |
+#
+# By hand, number 70 of a block: first half, k = 70 = 32 · 2 + 6, so j = 2 and i = 6. Byte 6 is `1010 0011`: high nibble, 10. Byte 128 + 6 is `00 11 01 10`: bits 5 and 4 are 3. The code is 3 · 16 + 10 = 58, minus 32 is 26. Number 70 is in group 70 / 16, rounded down: 4. With a scale of -3 (byte 196 is 253) and d = 0.5 it is 0.5 · -3 · 26 = -39.
+#
+# <details><summary>A nudge</summary>Which reshape gives you (blocks, half, j, i)?</details>
+# <details><summary>An approach</summary>The 128 bytes as (blocks, 2, 1, 64): low and high nibbles side by side in the third dimension are (blocks, 2, 2, 64), which is (blocks, 2, 4, 32). The 64 bytes as (blocks, 2, 32), shifted by 0, 2, 4, 6 and stacked. <code>.to(torch.int8)</code> before you take 32 off.</details>
+
+
+# %%
+@fill
+def dequantize_q6_k(blocks):
+    ### BEGIN SOLUTION
+    low, high, scales, d = blocks.reshape(-1, 210).split([128, 64, 16, 2], -1)
+    low = low.reshape(-1, 2, 1, 64)  # (blocks, half, 1, two times 32 numbers)
+    low = torch.cat([low & 15, low >> 4], 2).reshape(-1, 2, 4, 32)
+    high = torch.stack([high.reshape(-1, 2, 32) >> shift & 3 for shift in (0, 2, 4, 6)], 2)
+    codes = (low | high << 4).to(torch.int8) - 32  # (blocks, half, j, i)
+    steps = d.clone().view(torch.float16).float() * scales.clone().view(torch.int8)  # (blocks, 16)
+    values = steps[..., None] * codes.reshape(-1, 16, 16)
+    return values.reshape(*blocks.shape[:-1], blocks.shape[-1] // 210 * 256)
+    ### END SOLUTION
+
+
+# %%
+check(dequantize_q6_k)
+
+# %% [markdown]
+# ---
+# ## A file for others
+#
+# Blocks are bytes, and bytes go into a file. GGUF is the one that llama.cpp loads, and everything that is built on it. It says what the model is (metadata), which tensors there are, and where their bytes begin. A program maps the file into memory and computes with the blocks where they lie: nothing is unpacked, nothing copied.
+#
+# ### Exercise 12.11 · `write_gguf` · 50 min · medium · 4 points
+#
+# All numbers are little-endian. A *text* is its length in bytes (uint64), and its bytes in UTF-8.
+#
+# | part | what |
+# |---|---|
+# | beginning | `GGUF`; uint32 3, the version; uint64: number of tensors; uint64: number of entries |
+# | each entry | key, a text; uint32 type; value |
+# | each tensor | name, a text; uint32: number of dimensions; uint64 for each, **the last one of torch first**; uint32 type (`GGUF_TYPES[kind]`); uint64: where its bytes begin, counted from the beginning of the data |
+# | zeros | up to a multiple of the alignment, counted from the beginning of the file |
+# | data | each tensor's bytes, and zeros up to a multiple of the alignment; after the last one, too |
+#
+# | Python | type | value |
+# |---|---|---|
+# | `int` | 4 | uint32 |
+# | `float` | 6 | float32 |
+# | `bool` | 7 | one byte, 1 or 0 |
+# | `str` | 8 | a text |
+# | `list` | 9 | uint32 type of its elements; uint64: how many; the elements, one after the other |
+#
+# | | |
+# |---|---|
+# | in | `file`: has `write(bytes)`; `metadata`: a dict; `tensors`: a list of `GGUFTensor(name, kind, shape, data)`, data uint8 |
+# | out | nothing; what you wrote is compared |
+# | alignment | `metadata["general.alignment"]` where it is given, else `ALIGNMENT`, 32 |
+# | mind | the order of dict and list is that of the file; `True` is an int in Python, and not here |
+#
+# By hand, a file of one entry and one tensor of shape (2, 3). Find in it: the dimensions (3 first), the zeros up to byte 128, and those after the 24 bytes of the tensor.
+#
+# ```
+#   0  47 47 55 46 03 00 00 00 01 00 00 00 00 00 00 00   GGUF............
+#  16  01 00 00 00 00 00 00 00 14 00 00 00 00 00 00 00   ................
+#  32  67 65 6e 65 72 61 6c 2e 61 72 63 68 69 74 65 63   general.architec
+#  48  74 75 72 65 08 00 00 00 0b 00 00 00 00 00 00 00   ture............
+#  64  6c 6f 77 70 72 65 63 5f 67 70 74 08 00 00 00 00   lowprec_gpt.....
+#  80  00 00 00 61 2e 77 65 69 67 68 74 02 00 00 00 03   ...a.weight.....
+#  96  00 00 00 00 00 00 00 02 00 00 00 00 00 00 00 00   ................
+# 112  00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00   ................
+# 128  01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f 10   ................
+# 144  11 12 13 14 15 16 17 18 00 00 00 00 00 00 00 00   ................
+# ```
+#
+# <details><summary>A nudge</summary>Everything up to the data has to be known before the first byte of data is written: which sizes do you need for that?</details>
+# <details><summary>An approach</summary><code>struct.pack("&lt;IQ", 3, 1)</code> makes bytes of a uint32 and a uint64 ("Q"); import struct in the cell. Put the head together, with a running offset for the tensors; <code>bytes(-size % alignment)</code> are the zeros. Ask for <code>type(value)</code>: <code>isinstance(True, int)</code> says yes.</details>
+
+
+# %%
+import struct
+
+
+@fill
+def write_gguf(file, metadata, tensors):
+    ### BEGIN SOLUTION
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    types = {str: 8, bool: 7, int: 4, float: 6, list: 9}
+
+    def text(value):
+        raw = value.encode()
+        return struct.pack("<Q", len(raw)) + raw
+
+    def plain(value):
+        if type(value) is str:
+            return text(value)
+        if type(value) is list:
+            return struct.pack("<IQ", types[type(value[0])], len(value)) + b"".join(plain(each) for each in value)
+        return struct.pack({bool: "<?", int: "<I", float: "<f"}[type(value)], value)
+
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        head.append(text(key) + struct.pack("<I", types[type(value)]) + plain(value))
+    offset = 0
+    for tensor in tensors:
+        sizes = tensor.shape[::-1]
+        told = (len(sizes), *sizes, GGUF_TYPES[tensor.kind], offset)
+        head.append(text(tensor.name) + struct.pack(f"<I{len(sizes)}QIQ", *told))
+        offset += tensor.data.numel() + -tensor.data.numel() % alignment
+    for content in (b"".join(head), *(tensor.data.numpy().tobytes() for tensor in tensors)):
+        file.write(content + bytes(-len(content) % alignment))
+    ### END SOLUTION
+
+
+# %%
+check(write_gguf)
+
+# %% [markdown]
+# Now a model. Its rows should be made of blocks of 256, so its width is 256 (the preset `baby256`). If you have trained one, with `lowprec-lab train --preset baby256 --precision fp32` (about half an hour on a laptop), this page takes it. If not, here is a smaller one of that width, trained for a few seconds.
+
+# %%
+torch.set_num_threads(1)
+try:
+    if under_grading():
+        raise RunError("nothing of the learner's is read while a class is graded")
+    model, vocabulary, sha256, told = load_run("baby256-fp32")
+    corpus, context = text_of("baby256-fp32", sha256), told.context
+    print(f"your run baby256-fp32, {told.steps} steps")
+except (RunError, DataError, WorkspaceError):
+    corpus, context = load_corpus(), 32
+    torch.manual_seed(12)
+    vocabulary = corpus.vocabulary
+    model = GPT(preset("baby256", vocab_size=len(vocabulary), layers=1, context=context))
+    optimizer, STEPS = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99)), 250
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1, (step + 1) / 20) * (1 - step / STEPS)
+        loss = model(*corpus.batch("train", step_generator(12, step), 12, context))[1]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    print(f"a small model, {STEPS} steps, loss {loss.item():.2f}")
+validation = [corpus.even_batch("validation", which, 6, 12, context) for which in range(6)]
+
+folder = Path(tempfile.mkdtemp(prefix="lowprec-lab-"))
+saved = save_gpt(model, "q4_k", folder / "model.gguf", vocabulary, name="mine")
+print(saved.text())
+print(f"{saved.bytes:,} bytes; {4 * model.size():,} in float32")
+found = read_gguf(folder / "model.gguf")
+for key, value in list(found.metadata.items())[:8]:
+    print(f"   {key:36} {value}")
+for name, tensor in list(found.tensors.items())[:6]:
+    print(f"   {name:36} {tensor.kind:5} {tensor.shape}")
+
+# %% [markdown]
+# `save_gpt` quantizes each matrix with your functions, and hands the bytes to yours that writes. Vectors stay in float32. The names are llama.cpp's. A matrix whose rows are not made of blocks of 256 would fall back to Q5_0, and be listed.
+#
+# **Predict first:** is the perplexity of the model that is read from the file *exactly* that of the model in memory whose weights went through Q4_K?
+
+# %%
+again, characters = load_gpt(folder / "model.gguf")
+in_memory, bits, fell_back = with_weights_in(model, find_format("Q4_K"))
+print(f"float32        {perplexity(model, validation):.6f}")
+print(f"in memory      {perplexity(in_memory, validation):.6f}   ({bits:.3f} bits for each weight)")
+print(f"from the file  {perplexity(again, validation):.6f}")
+try:
+    import gguf
+
+    reader = gguf.GGUFReader(folder / "model.gguf")
+    ours = {file_name(name): parameter.detach() for name, parameter in again.named_parameters()}
+    equal = sum(
+        torch.equal(
+            torch.from_numpy(gguf.quants.dequantize(t.data, t.tensor_type).copy()).reshape(ours[t.name].shape),
+            ours[t.name],
+        )
+        for t in reader.tensors
+    )
+    print(f"gguf's reader: {len(reader.tensors)} tensors, {equal} of them equal to ours, number by number")
+except ImportError:
+    print("gguf is not installed: nothing to compare with.")
+
+# %% [markdown]
+# It is: the same bytes, the same way back. Could llama.cpp run this file? It can list it. But it has no program for our architecture: a GPT without biases, with characters as tokens. The key `general.architecture` is there so that a program says so instead of guessing.
+#
+# A reader has to expect anything: files that are cut off by a full disk, and files that are something else. `read_gguf` compares each length with what is left of the file, before it allocates anything.
+
+# %%
+content = (folder / "model.gguf").read_bytes()
+for name, bad in (
+    ("cut off", content[:-1000]),
+    ("cut off early", content[:300]),
+    ("another file", b"PK\x03\x04" + content[4:]),
+    ("another architecture", content.replace(b"lowprec_gpt", b"someone_gpt", 1)),
+    ("a count of 2^60", content[:8] + (2**60).to_bytes(8, "little") + content[16:]),
+):
+    (folder / "bad.gguf").write_bytes(bad)
+    try:
+        load_gpt(folder / "bad.gguf")
+    except GGUFError as error:
+        print(f"{name:21} {str(error).removeprefix(str(folder) + '/')}")
+
+# %% [markdown]
+# `lowprec-lab quantize RUN --recipe q4_k` writes such a file for a run of yours, and says what it costs. `q8_0`, `q5_0`, `q4_1`, `q4_0` and `f16` are there, too; `lowprec-lab generate` reads them.
+#
+# ---
+# ## What bits are worth
+#
+# Every format of the course, on the same model: each matrix goes through the format and comes back, and the model is measured.
+#
+# **Predict first:** two formats have 4.5 bits. Which one is better, and by how much? And of those with about 8 bits: is float8 as good as whole numbers?
+
+# %%
+rows = format_table(model, validation)
+print(table_text(rows))
+format_picture(rows)
+
+# %% [markdown]
+# For the record, `baby256` after 2,000 steps in float32, on 20 batches of the validation text:
+#
+# | format | bits | perplexity | agreement | KL divergence |
+# |---|---|---|---|---|
+# | float32 | 32 | 5.5658 | 100 % | 0 |
+# | bfloat16 | 16 | 5.5658 | 99.90 % | 2.1e-6 |
+# | Q8_0 | 8.5 | 5.5670 | 99.70 % | 2.1e-5 |
+# | float8, scale per channel | 8.09 | 5.5662 | 98.25 % | 5.8e-4 |
+# | int8, scale per channel | 8.09 | 5.5653 | 99.62 % | 3.8e-5 |
+# | float8, one scale | 8.00 | 5.5683 | 98.12 % | 6.5e-4 |
+# | Q5_0 | 5.5 | 5.5738 | 97.59 % | 1.4e-3 |
+# | Q4_1 | 5 | 5.5944 | 95.16 % | 5.1e-3 |
+# | Q4_0 | 4.5 | 5.5820 | 94.64 % | 5.8e-3 |
+# | Q4_K | 4.5 | 5.5771 | 95.90 % | 4.1e-3 |
+#
+# Three things are worth a second look.
+#
+# - *Eight bits are not eight bits.* float8 spends four of its bits on exponents, and has steps of 1/8 of a number's size at the top of each. Weights within a row differ so little that int8's even steps are finer where it counts: its KL divergence is 15 times smaller. float8 is for activations and gradients, and for hardware that multiplies it.
+# - *Perplexity is coarse.* It says that Q4_1 is worse than Q4_0, and int8 better than float32. The KL divergence, which compares with the model itself and not with one text, has them in order.
+# - *The search pays.* Q4_K has as many bits as Q4_0, and is nearer to the model than Q4_1.
 
 
 # %% [markdown]
@@ -702,16 +1215,75 @@ question(
 
 # %% [markdown]
 # Count such tensors before you are surprised by the size of a file: with fallbacks "4 bits" may be 5 or 6. Whoever designs a model can do better, and makes widths multiples of 256.
+
+# %% [markdown]
+# ---
+# ## Read on: blocks of 256
 #
+# Here is how gguf takes the 12 bytes of Q4_K apart. A to H are the eight groups, capitals the scales, small letters the mins, and a letter stands for a bit:
+
+# %%
+print(installed_lines("gguf", "quants.py", "def get_scale_min", after=24, link=GGUF))
+
+# %% [markdown]
+# **12.G** In which of these 12 bytes are the four low bits of the scale of group 5? (0 to 11.)
+
+# %%
+question(
+    "12.G",
+    ### BEGIN SOLUTION
+    9,
+    ### END SOLUTION
+)
+
+# %% [markdown]
+# The other way is in [`ggml-quants.c`](https://github.com/ggml-org/llama.cpp/blob/94933c8c2eeaa9a7983e3f6c08af76bd86724094/ggml/src/ggml-quants.c) alone: read `quantize_row_q4_K_ref`, and the search that it calls, `make_qkx2_quants`. It is yours, with one more idea: errors have *weights*. `weights[l] = av_x + fabsf(x[32*j + l])`, where av_x is the root mean square of the group: large weights of a model do more, so their errors count more.
+#
+# **12.H** A group has a root mean square of 1. How many times as much does a squared error count there at a number 3 as at a number 0?
+
+# %%
+question(
+    "12.H",
+    ### BEGIN SOLUTION
+    4.0,
+    ### END SOLUTION
+)
+
+# %% [markdown]
+# With these weights the plain error on normal numbers is 0.0715, a bit more than without: it is not what they are for.
+#
+# And where gguf's reader looks for the data:
+
+# %%
+READER = GGUF.replace("quants.py", "gguf_reader.py")
+print(
+    installed_lines("gguf", "gguf_reader.py", "new_align = self.fields.get('general.alignment')", after=14, link=READER)
+)
+
+# %% [markdown]
+# **12.I** The last tensor's entry ends at byte 1000, and `general.alignment` is 64. At which byte does the data begin?
+
+# %%
+question(
+    "12.I",
+    ### BEGIN SOLUTION
+    1024,
+    ### END SOLUTION
+)
+
+# %% [markdown]
 # ---
 # ## What you built
 #
-# The blocks in which most language models on laptops are stored, in two languages, to the last byte. Four points to take along:
+# The blocks in which most language models on laptops are stored, in two languages and to the last byte, and your own GPT in a file of them. Five points to take along:
 #
-# - A scale costs 16 bits. For 32 numbers that is half a bit each, and one outlier takes 31 others along instead of a whole row.
+# - A scale costs 16 bits. For 32 numbers that is half a bit each, and an outlier takes 31 numbers along instead of a whole row.
 # - Asymmetry is a resource: 16 codes are -8 to 7, and the sign of d decides which side gets the eighth.
-# - A format is a promise about bytes. Rounding, order of operations, doubles, fused multiply-adds, the first of several largest numbers: each is part of it.
+# - A format is a promise about bytes. Rounding, order of operations, doubles, fused multiply-adds, the first of several largest numbers: each is part of it. Where there is no such promise, as for Q4_K, a search for better bytes pays.
 # - C does not tell you what went wrong unless you ask it to: warnings as errors, guarded arrays, sanitizers.
+# - Compare a quantized model with the model itself. Perplexity on one text is too coarse to tell 4.5 bits from 5.
+#
+# Here a scale was a float16, and it took a division to find it. Chapter 13 has the formats that hardware multiplies: scales that are powers of two, or eight bits, and codes that are tiny floats.
 
 # %%
 progress()

@@ -787,3 +787,5 @@ question_for(
 
 
 # --- blocks of 256 (12.8 and on) --------------------------------------------------------------------------------------
+
+from lowprec_lab.graders import gguf_kquants  # noqa: E402, F401

@@ -25,8 +25,8 @@ from lowprec_lab.graders.registry import ORACLES, Check
 from lowprec_lab.graders.run import run_check
 
 _FEW_ELEMENTS = 24
-# When no smaller call will do: as many numbers as can still be pasted.
-_MANY_ELEMENTS = 200
+# When no smaller call will do: as many numbers as can still be pasted. A block of Q4_K has 256.
+_MANY_ELEMENTS = 256
 _LIMIT_S = 2.0
 _THINNING_S = 1.0
 

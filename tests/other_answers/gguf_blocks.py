@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from lowprec_lab.bench.other_answers import other
-from lowprec_lab.gguf_blocks import LAYOUTS, as_blocks
+from lowprec_lab.gguf_blocks import ALIGNMENT, GGUF_TYPES, LAYOUTS, as_blocks
 
 # --- 12.1 quantize_q8_0 ---
 
@@ -330,3 +330,284 @@ def in_two_passes():
 
 
 # --- blocks of 256 (12.8 and on) ---
+
+# --- 12.8 dequantize_q4_k ---
+
+
+@other("dequantize_q4_k")
+def group_by_group(blocks):
+    rows = blocks.contiguous().numpy().reshape(-1, 144)
+    found = np.empty((len(rows), 8, 32), dtype=np.float32)
+    with np.errstate(all="ignore"):
+        for row, numbers in zip(rows, found, strict=True):
+            d, dmin = row[:4].copy().view("<f2").astype(np.float32)
+            packed = row[4:16].astype(int)
+            for g in range(8):
+                if g < 4:
+                    scale, least = packed[g] & 63, packed[g + 4] & 63
+                else:
+                    scale = (packed[g + 4] & 0xF) | ((packed[g - 4] >> 6) << 4)
+                    least = (packed[g + 4] >> 4) | ((packed[g] >> 6) << 4)
+                pair = row[16 + 32 * (g // 2) : 48 + 32 * (g // 2)]
+                codes = pair >> 4 if g % 2 else pair & 15
+                numbers[g] = d * np.float32(scale) * codes - dmin * np.float32(least)
+    return torch.from_numpy(found.reshape(*blocks.shape[:-1], -1 if len(rows) else 256))
+
+
+@other("dequantize_q4_k")
+def by_remainders(blocks):
+    rows = blocks.reshape(-1, 144).to(torch.int64)
+    number = torch.arange(256)
+    byte = 16 + number // 64 * 32 + number % 32
+    codes = rows[:, byte] // 16 ** (number // 32 % 2) % 16
+    twelve = rows[:, 4:16]
+    scales = torch.cat([twelve[:, :4] % 64, twelve[:, 8:] % 16 + twelve[:, :4] // 64 * 16], 1)[:, number // 32]
+    mins = torch.cat([twelve[:, 4:8] % 64, twelve[:, 8:] // 16 + twelve[:, 4:8] // 64 * 16], 1)[:, number // 32]
+    both = rows[:, :4].to(torch.uint8).view(torch.float16).to(torch.float64)
+    values = both[:, :1] * (scales * codes) - both[:, 1:] * mins  # exact in float64, so it is rounded once
+    return values.float().reshape(*blocks.shape[:-1], blocks.shape[-1] // 144 * 256)
+
+
+# --- 12.9 quantize_q4_k ---
+
+
+@other("quantize_q4_k")
+def as_ggml_does(x):
+    """With weights that make large numbers count more, and what is stored found with 63 / largest."""
+    blocks = as_blocks(x, 256).numpy().reshape(-1, 8, 32)
+    fine = np.isfinite(blocks).all((1, 2))
+    blocks = np.where(fine[:, None, None], blocks, 0).astype(np.float64)
+    packed = np.zeros((len(blocks), 144), dtype=np.uint8)
+    for block, row, usable in zip(blocks, packed, fine, strict=True):
+        weights = np.sqrt((block**2).mean(1, keepdims=True)) + np.abs(block)
+        scales, mins = np.zeros(8), np.zeros(8)
+        for g in range(8):
+            values, w = block[g], weights[g]
+            low, high = min(values.min(), 0.0), values.max()
+            if high == low:
+                mins[g] = -low
+                continue
+            scale, least, best = (high - low) / 15, low, np.inf
+            for step in range(-1, 21):
+                levels = 15 if step < 0 else 14 + 0.1 * step
+                codes = np.clip(np.rint(levels / (high - low) * (values - low)), 0, 15)
+                if step < 0:
+                    a, b = scale, low
+                else:
+                    total, first, second = w.sum(), (w * codes).sum(), (w * codes**2).sum()
+                    sum_x, sum_xl = (w * values).sum(), (w * values * codes).sum()
+                    determinant = total * second - first**2
+                    if determinant <= 0:
+                        continue
+                    a, b = (
+                        (total * sum_xl - sum_x * first) / determinant,
+                        (second * sum_x - first * sum_xl) / determinant,
+                    )
+                    if b > 0:
+                        a, b = sum_xl / second, 0.0
+                error = (w * (a * codes + b - values) ** 2).sum()
+                if error < best:
+                    scale, least, best = a, b, error
+            scales[g], mins[g] = scale, -least
+        top, deepest = scales.max(), mins.max()
+        d, dmin = (np.minimum(each / 63, 65504).astype(np.float16) for each in (top, deepest))
+        ls, lm = (
+            np.clip(np.rint(each / most * 63), 0, 63).astype(int) if most > 0 else np.zeros(8, int)
+            for each, most in ((scales, top), (mins, deepest))
+        )
+        row[:4] = np.array([d, dmin] if usable else [np.nan, np.nan], dtype="<f2").view(np.uint8)
+        row[4:8] = ls[:4] | (ls[4:] >> 4) << 6
+        row[8:12] = lm[:4] | (lm[4:] >> 4) << 6
+        row[12:16] = (ls[4:] & 15) | (lm[4:] & 15) << 4
+        codes = np.zeros((8, 32), dtype=int)
+        for g in range(8):
+            step = float(d) * ls[g]
+            if step:
+                codes[g] = np.clip(np.rint((block[g] + float(dmin) * lm[g]) / step), 0, 15)
+        row[16:] = (codes[0::2] | codes[1::2] << 4).reshape(-1)
+    return torch.from_numpy(packed.reshape(*x.shape[:-1], x.shape[-1] // 256 * 144))
+
+
+@other("quantize_q4_k")
+def by_trying_ranges(x):
+    """No least squares: many ranges for each group, each end pulled in by a share of its own; the best of them."""
+    groups = as_blocks(x, 256).reshape(-1, 8, 32).double()
+    broken = ~torch.isfinite(groups).flatten(1).all(1)
+    groups[broken] = 0
+    low = groups.min(-1, keepdim=True).values.clamp(max=0)
+    high = groups.max(-1, keepdim=True).values
+    best = torch.full_like(low, torch.inf)
+    bottom, step = low.clone(), (high - low) / 15
+    for down in torch.linspace(0, 0.15, 6):
+        for up in torch.linspace(-0.05, 0.2, 26):
+            start = low + (high - low) * down * (low < 0)
+            start = start.clamp(max=0)
+            width = (high - (high - low) * up - start) / 15
+            width = width.clamp(min=0)
+            codes = torch.nan_to_num((groups - start) / width).round().clamp(0, 15)
+            error = ((codes * width + start - groups) ** 2).sum(-1, keepdim=True)
+            won = error < best
+            best, bottom, step = (
+                torch.where(won, error, best),
+                torch.where(won, start, bottom),
+                torch.where(won, width, step),
+            )
+    step, depth = step[..., 0], -bottom[..., 0]
+    d = (step.max(1, keepdim=True).values / 63).clamp(max=65504).half()
+    dmin = (depth.max(1, keepdim=True).values / 63).clamp(max=65504).half()
+    scales = torch.nan_to_num(step / d.double()).round().clamp(0, 63)
+    mins = torch.nan_to_num(depth / dmin.double()).round().clamp(0, 63)
+    offsets = (dmin.double() * mins)[..., None]
+    codes = torch.nan_to_num((groups + offsets) / (d.double() * scales)[..., None], posinf=0, neginf=0)
+    codes = codes.round().clamp(0, 15).to(torch.uint8)
+    scales, mins = scales.to(torch.uint8), mins.to(torch.uint8)
+    d[broken] = dmin[broken] = torch.nan
+    packed = torch.empty(len(groups), 144, dtype=torch.uint8)
+    packed[:, 0:2], packed[:, 2:4] = d.view(torch.uint8), dmin.view(torch.uint8)
+    packed[:, 4:8] = scales[:, :4] + 64 * (scales[:, 4:] // 16)
+    packed[:, 8:12] = mins[:, :4] + 64 * (mins[:, 4:] // 16)
+    packed[:, 12:16] = scales[:, 4:] % 16 + 16 * (mins[:, 4:] % 16)
+    packed[:, 16:] = (codes[:, 0::2] + 16 * codes[:, 1::2]).flatten(1)
+    return packed.reshape(*x.shape[:-1], x.shape[-1] // 256 * 144)
+
+
+# --- 12.10 dequantize_q6_k ---
+
+
+@other("dequantize_q6_k")
+def four_numbers_at_a_time(blocks):
+    rows = blocks.contiguous().numpy().reshape(-1, 210).astype(int)
+    d = rows[:, 208:].astype(np.uint8).view("<f2").astype(np.float32)  # (blocks, 1)
+    scales = rows[:, 192:208].astype(np.uint8).view(np.int8).astype(np.float32)
+    found = np.empty((len(rows), 256), dtype=np.float32)
+    with np.errstate(all="ignore"):
+        for half in range(2):
+            ql, qh = rows[:, 64 * half :][:, :64], rows[:, 128 + 32 * half :][:, :32]
+            parts = (
+                (ql[:, :32] & 15) | ((qh & 3) << 4),
+                (ql[:, 32:] & 15) | ((qh >> 2 & 3) << 4),
+                (ql[:, :32] >> 4) | ((qh >> 4 & 3) << 4),
+                (ql[:, 32:] >> 4) | ((qh >> 6) << 4),
+            )
+            for j, part in enumerate(parts):
+                first = 128 * half + 32 * j
+                step = d * np.repeat(scales[:, first // 16 : first // 16 + 2], 16, axis=1)
+                found[:, first : first + 32] = step * (part - 32).astype(np.float32)
+    return torch.from_numpy(found.reshape(*blocks.shape[:-1], blocks.shape[-1] // 210 * 256))
+
+
+@other("dequantize_q6_k")
+def with_places(blocks):
+    rows = blocks.reshape(-1, 210).to(torch.int64)
+    number = torch.arange(256)
+    half, j, i = number // 128, number % 128 // 32, number % 32
+    low = rows[:, 64 * half + 32 * (j % 2) + i] // torch.where(j < 2, 1, 16) % 16
+    high = rows[:, 128 + 32 * half + i] // 4**j % 4
+    scale = (rows[:, 192 + number // 16] + 128) % 256 - 128
+    d = rows[:, 208:].to(torch.uint8).view(torch.float16).float()
+    values = d * scale * (low + 16 * high - 32)
+    return values.reshape(*blocks.shape[:-1], blocks.shape[-1] // 210 * 256)
+
+
+# --- 12.11 write_gguf ---
+
+
+@other("write_gguf")
+def as_it_goes(file, metadata, tensors):
+    written = 0
+
+    def put(raw):
+        nonlocal written
+        file.write(raw)
+        written += len(raw)
+
+    def put_number(value, size):
+        put(int(value).to_bytes(size, "little"))
+
+    def put_text(value):
+        raw = value.encode("utf-8")
+        put_number(len(raw), 8)
+        put(raw)
+
+    def put_value(value):
+        if isinstance(value, list):
+            put_number(code(value[0]), 4)
+            put_number(len(value), 8)
+            for each in value:
+                put_value(each)
+        elif isinstance(value, str):
+            put_text(value)
+        elif isinstance(value, float):
+            put(np.float32(value).tobytes())
+        else:
+            put_number(value, 1 if isinstance(value, bool) else 4)
+
+    def code(value):
+        for kind, number in ((bool, 7), (int, 4), (float, 6), (str, 8)):
+            if isinstance(value, kind):
+                return number
+        return 9
+
+    alignment = ALIGNMENT
+    put(b"GGUF")
+    put_number(3, 4)
+    put_number(len(tensors), 8)
+    put_number(len(metadata), 8)
+    for key in metadata:
+        alignment = metadata[key] if key == "general.alignment" else alignment
+        put_text(key)
+        put_number(code(metadata[key]), 4)
+        put_value(metadata[key])
+    place = 0
+    for tensor in tensors:
+        put_text(tensor.name)
+        put_number(len(tensor.shape), 4)
+        for size in reversed(tensor.shape):
+            put_number(size, 8)
+        put_number(GGUF_TYPES[tensor.kind], 4)
+        put_number(place, 8)
+        place = (place + len(tensor.data) + alignment - 1) // alignment * alignment
+    while written % alignment:
+        put(b"\0")
+    for tensor in tensors:
+        put(bytes(tensor.data.tolist()))
+        while written % alignment:
+            put(b"\0")
+
+
+@other("write_gguf")
+def with_numpy(file, metadata, tensors):
+    def text(value):
+        raw = np.frombuffer(value.encode(), np.uint8)
+        return np.concatenate([np.array([len(raw)], "<u8").view(np.uint8), raw])
+
+    def values(kind, entries):
+        if kind is str:
+            return np.concatenate([text(entry) for entry in entries])
+        dtype = {bool: "?", int: "<u4", float: "<f4"}[kind]
+        return np.array(entries, dtype).view(np.uint8)
+
+    def numbers(dtype, *each):
+        return np.array(each, dtype).view(np.uint8)
+
+    numbering = {bool: 7, int: 4, float: 6, str: 8}
+    pieces = [np.frombuffer(b"GGUF\3\0\0\0", np.uint8), numbers("<u8", len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        pieces.append(text(key))
+        if type(value) is list:
+            kind = type(value[0])
+            pieces += [numbers("<u4", 9, numbering[kind]), numbers("<u8", len(value)), values(kind, value)]
+        else:
+            pieces += [numbers("<u4", numbering[type(value)]), values(type(value), [value])]
+    multiple = metadata.get("general.alignment", 32)
+    ends = np.cumsum([0, *(-(-tensor.data.numel() // multiple) * multiple for tensor in tensors)])
+    for tensor, begin in zip(tensors, ends[:-1], strict=True):
+        pieces += [text(tensor.name), numbers("<u4", len(tensor.shape)), numbers("<u8", *tensor.shape[::-1])]
+        pieces += [numbers("<u4", GGUF_TYPES[tensor.kind]), numbers("<u8", begin)]
+    head = np.concatenate(pieces)
+    start = -(-len(head) // multiple) * multiple
+    content = np.zeros(start + ends[-1], np.uint8)
+    content[: len(head)] = head
+    for tensor, begin in zip(tensors, ends[:-1], strict=True):
+        content[start + begin :][: tensor.data.numel()] = tensor.data.numpy()
+    file.write(content.tobytes())
