@@ -233,9 +233,7 @@ class _Reader:
             except ValueError as error:
                 raise GGUFError(f"is damaged: {name}: {error}") from None
             self.place = begin + offset
-            if self.place + count > self.size:
-                self.take(max(count, self.size), f"tensor {name}")
-            self.raw.seek(self.place)
+            self.raw.seek(min(self.place, self.size))
             content = bytearray(self.take(count, f"tensor {name}"))
             data = torch.frombuffer(content, dtype=torch.uint8) if count else torch.zeros(0, dtype=torch.uint8)
             found[name] = GGUFTensor(name, kind, shape, data)
