@@ -640,11 +640,11 @@ check(q4_0_in_c)
 #
 # Sixteen times 6 bits fill 12 bytes. Groups 0 to 3 lie in whole 6-bit fields; the other groups' bits are put where there is room. For g = 0, 1, 2, 3:
 #
-# | byte | bits 7, 6 | bits 5, 4 | bits 3 to 0 |
-# |---|---|---|---|
-# | 4 + g | high two bits of the scale of group g + 4 | scale of group g, with the next column | |
-# | 8 + g | high two bits of the min of group g + 4 | min of group g, with the next column | |
-# | 12 + g | low four bits of the min of group g + 4, with the next column | | low four bits of the scale of group g + 4 |
+# | byte | its high bits | its low bits |
+# |---|---|---|
+# | 4 + g | 7, 6: the two high bits of the scale of group g + 4 | 5 to 0: the scale of group g |
+# | 8 + g | 7, 6: the two high bits of the min of group g + 4 | 5 to 0: the min of group g |
+# | 12 + g | 7 to 4: the four low bits of the min of group g + 4 | 3 to 0: the four low bits of its scale |
 #
 # | | |
 # |---|---|
@@ -719,7 +719,7 @@ except AbsentError as absent:
 #
 # Codes are those of the *stored* scale and min: (0.5 + 0.995) / 0.1972 = 7.58, so 8.
 #
-# But the ends are rarely the best. Pull them in a little, and two numbers are cut off while thirty have a finer grid. Or take any codes, and ask: which scale and which min fit these codes best? That is a line through 32 points, by least squares:
+# But the ends are rarely the best. Pull them in a little, and one or two numbers are cut off while thirty have a finer grid. Or take any codes, and ask: which scale and which min fit these codes best? That is a line through 32 points, by least squares:
 #
 # > scale = Σ (code - mean code) · number / Σ (code - mean code)², low = mean number - scale · mean code
 #
@@ -843,7 +843,7 @@ for kind in SAMPLES:
     print(f"{kind:22}" + "".join(f"{each:9.4f}" for each in found))
 
 # %% [markdown]
-# Around 0 the search buys what Q4_1 buys with half a bit more. Around 3 half of Q4_0's codes are for numbers that are not there. Weights of trained models are around 0; some biases and norms are not, but those are so few that they stay in float32.
+# Around 0, Q4_K is ahead of Q4_1, which has half a bit more: that is what the search buys. Around 3, half of Q4_0's codes are for numbers that are not there; and Q4_1 is ahead of Q4_K, since its smallest number has a sign and a min has none. Weights of trained models are around 0. What is not, norms and biases, is so little that it stays in float32.
 #
 # ### Exercise 12.10 · `dequantize_q6_k` · 25 min · medium · 2 points
 #
@@ -986,7 +986,7 @@ def write_gguf(file, metadata, tensors):
 check(write_gguf)
 
 # %% [markdown]
-# Now a model. Its rows should be made of blocks of 256, so its width is 256 (the preset `baby256`). If you have trained one, with `lowprec-lab train --preset baby256 --precision fp32` (about half an hour on a laptop), this page takes it. If not, here is a smaller one of that width, trained for a few seconds.
+# Now a model. Its rows should be made of blocks of 256, so its width is 256 (the preset `baby256`). If you have trained one, with `lowprec-lab train --preset baby256 --precision fp32` (some minutes on a laptop), this page takes it. If not, here is a smaller one of that width, trained for a few seconds.
 
 # %%
 torch.set_num_threads(1)
@@ -1103,7 +1103,7 @@ format_picture(rows)
 #
 # Three things are worth a second look.
 #
-# - *Eight bits are not eight bits.* float8 spends four of its bits on exponents, and has steps of 1/8 of a number's size at the top of each. Weights within a row differ so little that int8's even steps are finer where it counts: its KL divergence is 15 times smaller. float8 is for activations and gradients, and for hardware that multiplies it.
+# - *Eight bits are not eight bits.* float8 spends four of them on exponents, and has steps of 1/16 to 1/8 of a number's size, for large numbers as for small ones. Weights within a row differ so little in size that int8's even steps, 1/127 of the largest, are finer where it counts: its KL divergence is 15 times smaller. The range of float8 is for activations and gradients, and for hardware that multiplies it.
 # - *Perplexity is coarse.* It says that Q4_1 is worse than Q4_0, and int8 better than float32. The KL divergence, which compares with the model itself and not with one text, has them in order.
 # - *The search pays.* Q4_K has as many bits as Q4_0, and is nearer to the model than Q4_1.
 
