@@ -19,30 +19,28 @@ try:
     from lowprec_lab.files import WorkspaceError, under_grading
     from lowprec_lab.formats import BF16, E4M3, FP16, FP32
     from lowprec_lab.gguf_blocks import (
+        ALIGNMENT,
         BLOCK,
+        GGUF_TYPES,
         LAYOUTS,
+        SAMPLES,
+        SUPER_BLOCK,
+        GGUFTensor,
         as_blocks,
         dequantize_blocks,
+        dequantize_q4_k,
+        dequantize_q6_k,
+        plain_bound,
         q4_0_in_c,
         q8_0_in_c,
         quantize_q4_0,
         quantize_q4_1,
+        quantize_q4_k,
         quantize_q5_0,
         quantize_q8_0,
+        quantized,
         run_q4_0,
         run_q8_0,
-    )
-    from lowprec_lab.gguf_blocks import (
-        ALIGNMENT,
-        GGUF_TYPES,
-        SAMPLES,
-        SUPER_BLOCK,
-        GGUFTensor,
-        dequantize_q4_k,
-        dequantize_q6_k,
-        plain_bound,
-        quantize_q4_k,
-        quantized,
         sample,
         write_gguf,
         written,
@@ -1277,12 +1275,15 @@ question(
 # ---
 # ## What you built
 #
-# The blocks in which most language models on laptops are stored, in two languages, to the last byte. Four points to take along:
+# The blocks in which most language models on laptops are stored, in two languages and to the last byte, and your own GPT in a file of them. Five points to take along:
 #
-# - A scale costs 16 bits. For 32 numbers that is half a bit each, and one outlier takes 31 others along instead of a whole row.
+# - A scale costs 16 bits. For 32 numbers that is half a bit each, and an outlier takes 31 numbers along instead of a whole row.
 # - Asymmetry is a resource: 16 codes are -8 to 7, and the sign of d decides which side gets the eighth.
-# - A format is a promise about bytes. Rounding, order of operations, doubles, fused multiply-adds, the first of several largest numbers: each is part of it.
+# - A format is a promise about bytes. Rounding, order of operations, doubles, fused multiply-adds, the first of several largest numbers: each is part of it. Where there is no such promise, as for Q4_K, a search for better bytes pays.
 # - C does not tell you what went wrong unless you ask it to: warnings as errors, guarded arrays, sanitizers.
+# - Compare a quantized model with the model itself. Perplexity on one text is too coarse to tell 4.5 bits from 5.
+#
+# Here a scale was a float16, and it took a division to find it. Chapter 13 has the formats that hardware multiplies: scales that are powers of two, or eight bits, and codes that are tiny floats.
 
 # %%
 progress()
