@@ -128,7 +128,7 @@ picture
 # | out | uint8, (..., n / 32 · 34): the bytes of a row's blocks, one block after the other |
 # | d | amax / 127, in float32 |
 # | codes | x · id, where id = 1 / d in float32, of the d that is *not yet* a float16; rounded to the nearest whole number, and what is half-way goes **away from zero**: 2.5 to 3, -2.5 to -3 |
-# | mind | where d or id is not finite, all 32 codes are 0. That is so for zeros, for numbers of about 1e-37 and below (id is infinite), and with NaN or infinity in the block. A NaN makes d NaN |
+# | mind | where d or id is not finite, all 32 codes are 0. That is so for zeros, for a block whose largest magnitude is about 3e-37 or less (id is infinite), and with NaN or infinity in the block. A NaN makes d NaN |
 # | error | ValueError where 32 does not divide n: `as_blocks` raises it for you |
 #
 # By hand, for two blocks (all further numbers are 0):
@@ -470,6 +470,8 @@ print("compiled with:", c_code.find_compiler() or "no compiler is here", *c_code
 #     }
 # }
 # ```
+#
+# In the cell it stands between `return r"""` and `"""`. (With the `r`, a backslash stays one.)
 #
 # Three traps:
 #
