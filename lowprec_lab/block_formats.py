@@ -133,15 +133,14 @@ def hadamard_rotate(x: Tensor, signs: Tensor, back: bool = False) -> Tensor:
 
 @blank(exercise="13.9", points=4, minutes=45)
 def adam_8bit_step(
-    weight: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor, Tensor, Tensor], step: int, lr: float,
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+    weight: Tensor, gradient: Tensor, m_codes: Tensor, m_scale: Tensor, r_codes: Tensor, r_scale: Tensor, step: int,
+    lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """One step of AdamW whose moments are kept in 8 bits: (new weight, and the four parts of the new moments).
 
-    weight, gradient: float32, one shape. step: counted from 1. moments: m_codes, m_scale, r_codes, r_scale: E4M3 codes
-    (float8_e4m3fn, weight's shape) and a float32 scale for each 256 numbers in the order of memory (1-d; the last block
-    may be smaller), of the first moment m and of r, the *root* of the second moment v. A value is code * scale.
-    In float32:
+    weight, gradient: float32, one shape. step: counted from 1. Codes are E4M3 (float8_e4m3fn, weight's shape), scales
+    are float32, one for each 256 numbers in the order of rows (1-d; the last block may be smaller): of the first moment
+    m, and of r, the *root* of the second moment v. A value is code * scale. In float32:
         m = beta1 * m + (1 - beta1) * gradient
         v = beta2 * r^2 + (1 - beta2) * gradient^2
         weight * (1 - lr * weight_decay) - lr * (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)
@@ -233,7 +232,7 @@ class Adam8bit(torch.optim.Optimizer):
         if not state:
             state.update(step=0, moments=empty_moments(parameter))
         state["step"] += 1
-        made = adam_8bit_step(parameter, parameter.grad, state["moments"], state["step"], *options)
+        made = adam_8bit_step(parameter, parameter.grad, *state["moments"], state["step"], *options)
         parameter.copy_(made[0])
         state["moments"] = made[1:]
 
@@ -288,12 +287,45 @@ def convert_to_mx(
 # --- scenarios: what a check drives an answer with, beside plain calls ------------------------------------------------
 
 
-def refusal(function: Callable, *args: object) -> str:
-    """In words: whether `function(*args)` raises ValueError, and which of these numbers and modes its text names."""
-    known = (*SCALE_MODES, *{str(size) for arg in args if isinstance(arg, Tensor) for size in arg.shape[-1:]})
+def refusal(function: Callable, names: tuple[str, ...], *args: object) -> str:
+    """In words: whether `function(*args)` raises ValueError, and which of these names and numbers its text has."""
     try:
         function(*args)
     except ValueError as error:
-        named = sorted(word for word in known if word in str(error))
-        return f"ValueError that names {', '.join(named) or 'nothing'}"
+        return f"ValueError that names {', '.join(name for name in names if name in str(error)) or 'none of them'}"
+    return "no error"
+
+
+def few_bits(generator: torch.Generator, *shape: int) -> Tensor:
+    """Whole numbers up to 31 times powers of two from 1 to 2^-6: all sums of products are exact, in any order."""
+    numbers = torch.randint(-31, 32, shape, generator=generator).float()
+    return numbers * 2.0 ** -torch.randint(0, 7, shape, generator=generator)
+
+
+def linear_products(
+    function: Callable, seed: int, rows: tuple[int, ...], inputs: int, outputs: int, fmt: Format = E4M3,
+    mode: str = "rceil",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(output, grad_x, grad_weight) of `function(x, weight, fmt, mode)`, on `few_bits` drawn from the seed.
+
+    x is (*rows, inputs), weight (outputs, inputs), the output's gradient (*rows, outputs). Zeros where none arrives.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (*rows, inputs), (outputs, inputs), (*rows, outputs)
+    x, weight, gradient = (few_bits(generator, *shape) for shape in shapes)
+    with torch.enable_grad():
+        output = function(x.requires_grad_(), weight.requires_grad_(), fmt, mode)
+    found = [None, None]
+    if output.requires_grad:
+        found = torch.autograd.grad(output, (x, weight), gradient, allow_unused=True)
+    arrived = [torch.zeros_like(each) if g is None else g for each, g in zip((x, weight), found, strict=True)]
+    return output.detach(), *arrived
+
+
+def linear_refusal(function: Callable, rows: tuple[int, ...], inputs: int, outputs: int) -> str:
+    """In words: whether `linear_products` of these sizes raises ValueError, and whether its text names the block."""
+    try:
+        linear_products(function, 0, rows, inputs, outputs)
+    except ValueError as error:
+        return f"ValueError that {'names' if str(MX_BLOCK) in str(error) else 'does not name'} {MX_BLOCK}"
     return "no error"

@@ -29,6 +29,8 @@ try:
         e8m0_scale,
         empty_moments,
         hadamard_rotate,
+        linear_products,
+        linear_refusal,
         mx_linear,
         mx_round_trip,
         nvfp4_round_trip,
@@ -199,7 +201,9 @@ check(hadamard_rotate)
 
 # %%
 @fill
-def adam_8bit_step(weight, gradient, moments, step, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+def adam_8bit_step(
+    weight, gradient, m_codes, m_scale, r_codes, r_scale, step, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+):
     ### BEGIN SOLUTION
     def restored(codes, scale):
         return codes.float() * scale.repeat_interleave(MOMENT_BLOCK)[: codes.numel()].view(codes.shape)
@@ -212,8 +216,8 @@ def adam_8bit_step(weight, gradient, moments, step, lr, betas=(0.9, 0.999), eps=
         return codes.flatten()[: moment.numel()].view(moment.shape), scale
 
     beta1, beta2 = betas
-    m = beta1 * restored(*moments[:2]) + (1 - beta1) * gradient
-    v = beta2 * restored(*moments[2:]).square() + (1 - beta2) * gradient.square()
+    m = beta1 * restored(m_codes, m_scale) + (1 - beta1) * gradient
+    v = beta2 * restored(r_codes, r_scale).square() + (1 - beta2) * gradient.square()
     update = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + eps)
     return weight * (1 - lr * weight_decay) - lr * update, *kept(m), *kept(v.sqrt())
     ### END SOLUTION
