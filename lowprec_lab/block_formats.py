@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from lowprec_lab import fused
 from lowprec_lab.bits import decode
 from lowprec_lab.blanks import blank
 from lowprec_lab.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Format
@@ -162,6 +163,14 @@ def mx_linear(x: Tensor, weight: Tensor, fmt: Format = E4M3, mode: str = "rceil"
 
 
 # --- given: values, round trips, the other ways back ------------------------------------------------------------------
+
+
+def quick_encode(x: Tensor, fmt: Format) -> Tensor:
+    """The codes that chapter 02's `encode` gives, several times as fast. x: float32. Returns: uint8, same shape.
+
+    fmt: of at most 8 bits. As there: nearest, ties to even, saturated; ValueError for NaN where fmt has none.
+    """
+    return fused.encode_(x, fmt)
 
 
 def scale_value(scale: Tensor) -> Tensor:
