@@ -11,7 +11,7 @@ try:
 
     import torch
 
-    from lowprec_lab import check, fill, plots, progress, question, reveal
+    from lowprec_lab import BlockExplorer, check, fill, plots, progress, question, reveal
     from lowprec_lab.bits import decode, max_finite
     from lowprec_lab.block_formats import (
         FP8,
@@ -48,7 +48,6 @@ try:
         unpack_nibbles,
     )
     from lowprec_lab.data import load_corpus, step_generator
-    from lowprec_lab.explorers.block_explorer import BlockExplorer
     from lowprec_lab.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, FP32
     from lowprec_lab.gpt import GPT, preset
     from lowprec_lab.libraries import AbsentError, torchao_mx, torchao_nvfp4
@@ -61,12 +60,16 @@ except ModuleNotFoundError as missing:
     ) from None
 
 # %% [markdown]
-# Drag the outlier. Which numbers lose their bits, and how far does the damage go?
+# Here are 256 weights in MXFP8: 8 blocks of 32, each with a scale of its own. One number (the ring) can be made 2^20 times as large as the largest of the others. Shaded is what the scale of a block reaches; a cross is a number that becomes 0, a triangle one that is cut to the largest value there is. Below the row is the error of each block, with its own scale (dot) and with one scale for all (diamond). The outlier itself does not count in it.
+#
+# **Predict first:** from which size on does the outlier make others become 0? How many, at most? And in MXFP4? Then drag it.
 
 # %%
 BlockExplorer()
 
 # %% [markdown]
+# However large it is, it harms its own block and no other. Two more things to find. Make the outlier small: is MXFP8 any better than one scale for the row? And what are the triangles, and which of the four modes have none?
+#
 # **Words.** An MX tensor has *codes* (elements of 8, 6 or 4 bits) and *scales* (a byte for every 32 codes). A scale is what a code is *multiplied* by, as in chapter 11. The names say the width: MXFP8 has E4M3 codes (or E5M2), MXFP6 E2M3 or E3M2, MXFP4 E2M1.
 #
 # ---
@@ -461,6 +464,18 @@ except AbsentError as absent:
 
 # %% [markdown]
 # Only blocks whose numbers are thousands of times smaller than the tensor's largest. In a product with others they hardly count, so nobody minds. A tensor of zeros gets the scale 2^-6 there, and 0 here.
+#
+# Back to the row with the outlier, now by your quantizers. **Predict first:** in MX formats it harmed its own block only. In NVFP4, too?
+
+# %%
+explorer = BlockExplorer(fmt="NVFP4")
+for size in (0, 8, 16, 18, 20):
+    explorer.log2_outlier = size
+    print(f"outlier of 2^{size:<3} {explorer.lost:3} of 256 become 0, error of the others {explorer.error:6.1%}")
+explorer
+
+# %% [markdown]
+# Up to a point. The outlier sets the tensor's scale, and beside it the scales of the other blocks have to fit into E4M3: 448 over 2^-9 is 2^17.8, and no block may be that much smaller than the largest. E8M0 has 255 powers of two, so a block of MX never hears of another one. (What would you do about it: a given tensor scale?)
 #
 # ---
 # ## DeepSeek's blocks
