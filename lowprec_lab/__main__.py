@@ -87,11 +87,11 @@ def reveal(options: argparse.Namespace) -> int:
     return 0
 
 
-def progress(_options: argparse.Namespace) -> int:
+def progress(options: argparse.Namespace) -> int:
     """Draw the map of chapters, with what is done."""
     from lowprec_lab.exercises import progress
 
-    progress()
+    progress(options.all)
     return 0
 
 
@@ -199,7 +199,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def quantize(options: argparse.Namespace) -> int:
-    """Put a trained run into 8 bits: measure what that costs, and write a checkpoint that others read."""
+    """Put a trained run into 8 bits or fewer: measure what that costs, and write a checkpoint or a GGUF file."""
     from lowprec_lab.data import DataError
     from lowprec_lab.runs import RunError
     from lowprec_lab.serving import quantize
@@ -219,6 +219,7 @@ def generate(options: argparse.Namespace) -> int:
     """Let the model of a run, or of a checkpoint in 8 bits, write text."""
     from lowprec_lab.checkpoints import CheckpointError
     from lowprec_lab.data import DataError
+    from lowprec_lab.gguf_file import GGUFError
     from lowprec_lab.runs import RunError
     from lowprec_lab.serving import write
 
@@ -228,7 +229,7 @@ def generate(options: argparse.Namespace) -> int:
                 options.run, options.start, options.count, options.temperature, options.seed, options.recipe,
                 options.fp8_cache,
             )  # fmt: skip
-    except (RunError, DataError, CheckpointError) as error:
+    except (RunError, DataError, CheckpointError, GGUFError) as error:
         return _failed(error)
     except ValueError as error:  # a setting that cannot be
         raise CommandError(str(error)) from error
@@ -421,7 +422,9 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("--answers", metavar="DIR", help="folder of answers (default: your own, in work/answers)")
 
     command(reveal, "reveal").add_argument("exercise", metavar="EXERCISE", help="name or number: decode, 1.5")
-    command(progress, "progress")
+    command(progress, "progress").add_argument(
+        "--all", action="store_true", help="list every exercise of every chapter"
+    )
     command(build, "build").add_argument("--out", metavar="DIR", help="where to (default: notebooks/)")
 
     benching = command(bench, "bench", json_too=True)
@@ -454,7 +457,12 @@ def _parser() -> argparse.ArgumentParser:
 
     quantizing = command(quantize, "quantize", json_too=True)
     quantizing.add_argument("run", metavar="RUN", help="name in work/runs, or a path")
-    quantizing.add_argument("--recipe", default="fp8_dynamic", metavar="NAME", help="(default: fp8_dynamic)")
+    quantizing.add_argument(
+        "--recipe",
+        default="fp8_dynamic",
+        metavar="NAME",
+        help="fp8_..., or q4_k, q8_0, ... for GGUF (default: fp8_dynamic)",
+    )
     quantizing.add_argument("--out", metavar="DIR", help="where to (default: a folder in the run's, with that name)")
 
     generating = command(generate, "generate")

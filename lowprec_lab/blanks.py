@@ -23,6 +23,7 @@ class Blank:
     name: the function or class that the learner writes; module: its chapter's module ("bits").
     exercise: "1.5"; points; minutes it takes; uses: later blanks that an answer may call all the same.
     unlocks: what a pass opens, as a sentence. contract: the documented function without a body.
+    language: "Python", or "C" where the answer returns C code that a compiler must be there for.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Blank:
     uses: tuple[str, ...]
     unlocks: str
     contract: Callable
+    language: str = "Python"
 
     @property
     def chapter(self) -> Chapter:
@@ -61,14 +63,15 @@ SUPPLIED: dict[str, Callable] = {}
 
 
 def blank(
-    exercise: str, points: float, minutes: int = 15, uses: tuple[str, ...] | list[str] = (), unlocks: str = ""
-) -> Callable:
+    exercise: str, points: float, minutes: int = 15, uses: tuple[str, ...] | list[str] = (), unlocks: str = "",
+    language: str = "Python",
+) -> Callable:  # fmt: skip
     """Declare the decorated contract as exercise `exercise` ("1.5") worth `points`."""
 
     def declare(contract: Callable) -> Callable:
         module = contract.__module__.rpartition(".")[2]
         name = contract.__name__
-        BLANKS[name] = Blank(name, module, exercise, points, minutes, tuple(uses), unlocks, contract)
+        BLANKS[name] = Blank(name, module, exercise, points, minutes, tuple(uses), unlocks, contract, language)
 
         @functools.wraps(contract)
         def dispatcher(*args: object, **kwargs: object) -> object:

@@ -93,6 +93,8 @@ def _call(function: Callable, args: tuple, kwargs: dict) -> object:
         raise AnswerFailed("exception", "It calls itself for ever (RecursionError).", own_line(error)) from None
     except MemoryError as error:
         raise AnswerFailed("memory", TOO_MUCH_MEMORY, own_line(error)) from None
+    except AnswerFailed:  # of a scenario: it has said what there is to say
+        raise
     except (Exception, SystemExit) as error:
         said = _said(error)
         raise AnswerFailed("memory" if said == TOO_MUCH_MEMORY else "exception", said, own_line(error)) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_SPELLED = {"fp8": "FP8", "nanogpt": "nanoGPT", "gguf": "GGUF"}
+
 
 @dataclass(frozen=True)
 class Chapter:
@@ -24,7 +26,9 @@ class Chapter:
 
     @property
     def title(self) -> str:
-        return self.name[3:].replace("_", " ").capitalize()
+        """The name as words: "Bit layouts", "FP8 nanoGPT"."""
+        words = [_SPELLED.get(word, word) for word in self.name[3:].split("_")]
+        return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
 
 
 CHAPTERS = (
@@ -40,6 +44,7 @@ CHAPTERS = (
     Chapter("09_scaled_mm", "scaled_mm", "Why does it fail on my GPU?"),
     Chapter("10_fp8_nanogpt", "recipes", "What does FP8 cost a GPT?"),
     Chapter("11_fp8_inference", "inference", "What does a served model need from 8 bits?"),
+    Chapter("12_gguf", "gguf_blocks", "How do 4.5 bits hold a weight?"),
     Chapter("13_block_formats", "block_formats", "What do block scales buy?"),
 )
 

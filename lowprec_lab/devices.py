@@ -199,6 +199,8 @@ def _accelerator(machine: Machine) -> Line:
 
 def _c_compiler(machine: Machine) -> Line:
     path = machine.compilers.get("c")
+    if path and Path(path).stem.lower() == "cl":
+        return Line("c compiler", NOTE, f"{path} compiles for torch; exercises in C need gcc or clang")
     if path:
         return Line("c compiler", OK, path)
     return Line("c compiler", NOTE, f"none found; only exercises in C need one. {_how_to_get_a_compiler(machine)}")

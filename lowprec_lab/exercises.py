@@ -385,11 +385,11 @@ def reveal(answer: object) -> None:
         print(text)
 
 
-def progress() -> None:
-    """Show the map of chapters: what is done, and whose code runs for each exercise."""
+def progress(whole: bool = False) -> None:
+    """Show the map of chapters: what is done, and whose code runs for each exercise. whole: all exercises, listed."""
     from lowprec_lab.progress import progress_map
 
-    _show(progress_map())
+    _show(progress_map(whole))
 
 
 def question(key: str, value: object) -> None:

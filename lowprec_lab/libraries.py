@@ -300,6 +300,28 @@ def _torchao_nvfp4() -> tuple:
     return per_tensor_amax_to_scale, nvfp4_quantize
 
 
+def gguf_bytes(x: Tensor, layout: str) -> Tensor:
+    """What gguf-py's numpy makes of float32 rows: uint8. layout: "q8_0", "q4_0", ... AbsentError without gguf."""
+    quantize, _, kinds = _gguf()
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(quantize(x.numpy(), kinds[layout.upper()]))
+
+
+def gguf_numbers(blocks: Tensor, layout: str) -> Tensor:
+    """What gguf-py's numpy makes of bytes: float32. layout: as above, and "q4_k", "q6_k". AbsentError without gguf."""
+    _, dequantize, kinds = _gguf()
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(dequantize(blocks.numpy(), kinds[layout.upper()]))
+
+
+@functools.lru_cache(maxsize=1)
+def _gguf() -> tuple:
+    with _quiet_import("is not installed"):
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize, quantize
+    return quantize, dequantize, GGMLQuantizationType
+
+
 @functools.lru_cache(maxsize=1)
 def _compressed_tensors() -> tuple:
     with _quiet_import("is not installed, or is of another version"):

@@ -1,4 +1,4 @@
-"""`lowprec-lab quantize` and `generate`: a trained run in 8 bits, measured, written to a folder, and asked for text."""
+"""`lowprec-lab quantize` and `generate`: a trained run in 8 bits or fewer, measured, written, and asked for text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 
 from lowprec_lab.checkpoints import CONFIG, WEIGHTS, load_fp8_checkpoint, save_fp8_checkpoint
 from lowprec_lab.data import Corpus, DataError, Vocabulary, load_corpus
+from lowprec_lab.gguf_file import FILE, load_gpt, save_gpt
 from lowprec_lab.gpt import GPT
 from lowprec_lab.inference import (
+    RECIPES,
     Comparison,
     calibrate_cache,
     compare_models,
@@ -22,9 +24,19 @@ from lowprec_lab.inference import (
 from lowprec_lab.runs import Run, RunError, run_folder
 from lowprec_lab.settings import Settings
 from lowprec_lab.trainer import config_of
+from lowprec_lab.weight_formats import find_format, name_of, with_weights_in
 
 CALIBRATION = 8  # batches of training text for static scales
 VALIDATION = 20  # batches that perplexities are measured on
+# What a GGUF file may be made of: chapter 12's types, and what there is without quantizing.
+GGUF_RECIPES = {
+    "q8_0": "GGUF, 8.5 bits: blocks of 32 numbers, 8 bits and a scale",
+    "q5_0": "GGUF, 5.5 bits: blocks of 32 numbers, 5 bits and a scale",
+    "q4_1": "GGUF, 5 bits: blocks of 32 numbers, 4 bits, a scale and a smallest number",
+    "q4_0": "GGUF, 4.5 bits: blocks of 32 numbers, 4 bits and a scale",
+    "q4_k": "GGUF, 4.5 bits: blocks of 256 numbers, 4 bits, and 6 for each group's scale and min",
+    "f16": "GGUF, 16 bits: float16",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class Served:
     bytes_before: int
     bytes_after: int
     file_bytes: int
+    files: str = f"{WEIGHTS}, {CONFIG}"
+    note: str = ""
 
     def as_dict(self) -> dict:
         """For --json."""
@@ -47,19 +61,31 @@ class Served:
             "perplexity_before": self.before.perplexity, "perplexity": self.after.perplexity,
             "agreement": self.after.agreement, "kl_divergence": self.after.divergence,
             "bytes_before": self.bytes_before, "bytes": self.bytes_after, "file_bytes": self.file_bytes,
+            "note": self.note,
         }  # fmt: skip
 
     def text(self) -> str:
         """For people."""
         more = self.after.perplexity / self.before.perplexity - 1
         return "\n".join([
-            f"{self.run}, {self.recipe}: {find_recipe(self.recipe).text}",
+            f"{self.run}, {self.recipe}: {_text_of(self.recipe)}",
             f"  perplexity      {self.before.perplexity:.4f} in float32, {self.after.perplexity:.4f} now ({more:+.2%})",
             f"  next token      the same likeliest one for {self.after.agreement:.2%} of all tokens",
             f"  KL divergence   {self.after.divergence:.2e} nats for each token",
             f"  memory          {self.bytes_before:,} bytes before, {self.bytes_after:,} now",
-            f"  written to      {self.folder} ({WEIGHTS}, {CONFIG}; {self.file_bytes:,} bytes)",
+            *([f"  matrices        {self.note}"] if self.note else []),
+            f"  written to      {self.folder} ({self.files}; {self.file_bytes:,} bytes)",
         ])  # fmt: skip
+
+
+def _text_of(recipe: str) -> str:
+    return GGUF_RECIPES[recipe] if recipe in GGUF_RECIPES else find_recipe(recipe).text
+
+
+def _require_recipe(name: str) -> None:
+    """ValueError that lists all recipes where there is none of that name."""
+    if name not in RECIPES and name not in GGUF_RECIPES:
+        raise ValueError(f"there is no recipe {name!r}. The recipes are: {', '.join((*RECIPES, *GGUF_RECIPES))}")
 
 
 def load_run(name: str, say=print) -> tuple[GPT, Vocabulary, str, Settings]:
@@ -95,15 +121,28 @@ def quantize(run: str, recipe: str, out: str | None = None, say=print) -> Served
 
     ValueError for an unknown recipe; RunError and DataError as `load_run` and `text_of`.
     """
-    find_recipe(recipe)
+    _require_recipe(recipe)
     model, vocabulary, sha256, told = load_run(run, say)
     corpus = text_of(run, sha256, say)
+    if recipe in GGUF_RECIPES:
+        return _quantize_gguf(run, recipe, out, model, vocabulary, some_batches(corpus, "validation", VALIDATION, told))
     made = quantize_model(model, recipe, some_batches(corpus, "train", CALIBRATION, told))
     validation = some_batches(corpus, "validation", VALIDATION, told)
     folder = Path(out) if out else run_folder(run) / recipe
     sizes = save_fp8_checkpoint(made, recipe, folder, vocabulary)
     before, after = (compare_models(model, each, validation) for each in (model, made))
     return Served(run, recipe, folder, before, after, model_bytes(model), model_bytes(made), sizes[WEIGHTS])
+
+
+def _quantize_gguf(
+    run: str, recipe: str, out: str | None, model: GPT, vocabulary: Vocabulary, validation: list
+) -> Served:
+    """The same as a GGUF file, which is then read again: what is measured is what the file holds."""
+    folder = Path(out) if out else run_folder(run) / recipe
+    saved = save_gpt(model, recipe, folder / FILE, vocabulary, name=Path(run).name)
+    made, _ = load_gpt(folder / FILE)
+    before, after = (compare_models(model, each, validation) for each in (model, made))
+    return Served(run, recipe, folder, before, after, model_bytes(model), saved.bytes, saved.bytes, FILE, saved.text())
 
 
 def write(
@@ -121,7 +160,7 @@ def write(
     if not start:
         raise ValueError("start is at least one character: a model continues a text")
     if recipe is not None:
-        find_recipe(recipe)
+        _require_recipe(recipe)
     model, vocabulary, batches = _model(run, recipe, fp8_cache, say)
     tokens = torch.from_numpy(vocabulary.encode(start).astype("int64"))[None]
     scales = None
@@ -134,15 +173,20 @@ def write(
 def _model(run: str, recipe: str | None, fp8_cache: bool, say) -> tuple[GPT, Vocabulary, list]:
     """(model, vocabulary, batches to calibrate with: none where nothing asks for them)."""
     folder = run_folder(run)
-    if (folder / WEIGHTS).is_file():
+    loaders = {WEIGHTS: load_fp8_checkpoint, FILE: lambda folder: load_gpt(folder / FILE)}
+    for file in filter(lambda file: (folder / file).is_file(), loaders):
         if recipe is not None:
-            raise ValueError(f"{folder} is in 8 bits already: leave --recipe out")
-        model, vocabulary = load_fp8_checkpoint(folder)
+            raise ValueError(f"{folder} is quantized already: leave --recipe out")
+        model, vocabulary = loaders[file](folder)
         if vocabulary is None:
-            raise DataError(f"{folder / CONFIG} names no characters, so its tokens are no text")
+            raise DataError(f"{folder} names no characters, so its tokens are no text")
         return model, vocabulary, []
     model, vocabulary, sha256, told = load_run(run, say)
     batches = []
-    if fp8_cache or recipe and find_recipe(recipe).activations == "static":
+    if fp8_cache or recipe in RECIPES and find_recipe(recipe).activations == "static":
         batches = some_batches(text_of(run, sha256, say), "train", CALIBRATION, told)
-    return (quantize_model(model, recipe, batches) if recipe else model), vocabulary, batches
+    if recipe in GGUF_RECIPES:
+        model = with_weights_in(model, find_format(name_of(recipe)))[0]
+    elif recipe is not None:
+        model = quantize_model(model, recipe, batches)
+    return model, vocabulary, batches

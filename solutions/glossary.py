@@ -15,7 +15,7 @@
 # | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
 # | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
 # | **bit-exact** | equal in every bit; NaNs count as equal whatever their sign and payload | [00](00_start.ipynb) |
-# | **block** | r rows and c columns of a tensor that share a scale | [7.1](07_quantizer.ipynb) |
+# | **block** | r rows and c columns of a tensor that share a scale; in a GGUF file, 32 or 256 numbers of a row and their bytes | [7.1](07_quantizer.ipynb) |
 # | **calibrate** | work out static scales from samples of real text | [11.4](11_fp8_inference.ipynb) |
 # | **cast cache** | the BF16 copies of weights that autocast keeps until its block ends | [4.5](04_autocast.ipynb) |
 # | **cast** (of an operand) | quantizing one operand of one product: format, granularity, and whether scales are powers of two | [8.1](08_float8_linear.ipynb) |
@@ -39,15 +39,18 @@
 # | **exponent** | the field that says which power of two a number is multiplied by | [1.2](01_bit_layouts.ipynb) |
 # | **exponent histogram** | how many numbers of a tensor lie in each binade | [5.1](05_instruments.ipynb) |
 # | **field** | a run of bits of a code with one meaning: sign, exponent or mantissa | [1.2](01_bit_layouts.ipynb) |
+# | **fifth bits** | the highest bits of Q5_0's codes, 32 of them in four bytes of their own | [12.5](12_gguf.ipynb) |
 # | **finite** | neither infinity nor NaN; also the name of the rule that makes every code of a format a number | [1.4](01_bit_layouts.ipynb) |
 # | **fn** | the rule of E4M3: no infinity; NaN is the code whose exponent and mantissa bits are all set | [1.4](01_bit_layouts.ipynb) |
 # | **fnuz** | finite, NaN, unsigned zero: no infinity and no -0; the code of -0 is the only NaN | [1.4](01_bit_layouts.ipynb) |
 # | **format** | a rule for reading bits as a number; here an object of the class `Format` | [01](01_bit_layouts.ipynb) |
 # | **FP16** (float16, half) | 1 sign, 5 exponent and 10 mantissa bits | [1.3](01_bit_layouts.ipynb) |
 # | **FP8** | any 8-bit floating-point format, usually E4M3 or E5M2 | [01](01_bit_layouts.ipynb) |
+# | **fused multiply-add** (FMA) | x · y + z with one rounding at the end instead of two; it changes bytes of Q4_0 | [12.3](12_gguf.ipynb) |
 # | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
 # | **granularity** | which numbers share a scale: a tensor, a row, a column, a block | [07](07_quantizer.ipynb) |
 # | **group** | the numbers that share a scale | [07](07_quantizer.ipynb) |
+# | **Hadamard rotation** | a product with an orthogonal matrix of equal magnitudes, which spreads outliers | [13.8](13_block_formats.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
 # | **history** | the largest magnitudes of the last steps, from which a delayed scale comes | [10.1](10_fp8_nanogpt.ipynb) |
 # | **hook** | a function that torch calls when a module has computed its output, or when a gradient arrives | [5.7](05_instruments.ipynb) |
@@ -58,6 +61,7 @@
 # | **Kahan's sum** | a sum that carries along what each addition lost, and adds it to the next element | [3.3](03_accumulation.ipynb) |
 # | **KL divergence** | how much worse one distribution predicts what another says, in nats per token | [11.6](11_fp8_inference.ipynb) |
 # | **KV cache** | the keys and values of all tokens so far, so that they are not computed again | [11.7](11_fp8_inference.ipynb) |
+# | **layout** | which bytes of a block hold its scale, and which its codes | [12.2](12_gguf.ipynb) |
 # | **logits** | what the last layer says of each token of the vocabulary, before softmax | [04](04_autocast.ipynb) |
 # | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
@@ -67,10 +71,14 @@
 # | **master weights** | float32 weights that updates are added to, while layers compute with a short copy | [3.7](03_accumulation.ipynb) |
 # | **misconception** | a wrong answer that many people write; a verdict names it when yours behaves exactly like it | [00](00_start.ipynb) |
 # | **mode** | which of the two neighbours rounding chooses: `nearest_even`, `nearest_away`, `toward_zero`, `up` or `down` | [02](02_rounding.ipynb) |
+# | **moment** (of Adam) | a running mean of gradients, or of their squares | [13.9](13_block_formats.ipynb) |
+# | **MX**, **MXFP8**, **MXFP6**, **MXFP4** | blocks of 32 codes of 8, 6 or 4 bits with a scale in E8M0 | [13.2](13_block_formats.ipynb) |
 # | **NaN** | not a number: the result of 0/0 and the like | [1.4](01_bit_layouts.ipynb) |
 # | **nearest_even**, **nearest_away** | the nearer neighbour; a tie goes to the value whose last bit is 0, or away from zero | [02](02_rounding.ipynb) |
+# | **nibble** | half a byte: one of two 4-bit codes in it | [12.2](12_gguf.ipynb) |
 # | **noise** | the random number in [0, 1) that decides a stochastic rounding | [2.5](02_rounding.ipynb) |
 # | **normal** | a number with a hidden one | [1.4](01_bit_layouts.ipynb) |
+# | **NVFP4** | blocks of 16 E2M1 codes with a scale in E4M3, and one in float32 for the tensor | [13.6](13_block_formats.ipynb) |
 # | **op** | one operation of torch's library, ATen, such as `linear` or `_to_copy`; the recorder sees the ones for which a kernel is chosen | [4.2](04_autocast.ipynb) |
 # | **operand** | one of the two matrices of a product | [08](08_float8_linear.ipynb) |
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |
@@ -83,6 +91,7 @@
 # | **perplexity** | exp of the mean loss: among how many equally likely tokens a model might as well guess | [11.6](11_fp8_inference.ipynb) |
 # | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
 # | **promotion** | adding a short accumulator to a float32 one after every few products, and starting it again at zero | [3.5](03_accumulation.ipynb) |
+# | **Q8_0**, **Q4_0**, **Q4_1**, **Q5_0** | llama.cpp's blocks of 32 numbers: a float16 scale (and a smallest number, in *_1*), and codes of so many bits | [12](12_gguf.ipynb) |
 # | **quantize** | multiply by a scale and round to codes | [7.3](07_quantizer.ipynb) |
 # | **recipe** | how each of the six operands of a linear layer is cast | [8.2](08_float8_linear.ipynb) |
 # | **reference** | the course's own answer to an exercise | [00](00_start.ipynb) |

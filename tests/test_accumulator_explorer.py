@@ -65,6 +65,7 @@ def test_one_number_is_rounded_as_the_oracle_does(fmt):
     assert torch.equal(ours.nan_to_num(nan=1e30), rounded(x, fmt).nan_to_num(nan=1e30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", running.METHODS)
 @pytest.mark.parametrize(
     ("fmt", "start", "increment", "count"),

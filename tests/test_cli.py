@@ -194,9 +194,12 @@ def test_ctrl_c(capsys, monkeypatch):
 
 
 def test_reveal_takes_a_name_or_a_number(capsys, monkeypatch):
-    replace(monkeypatch, "exercises", reveal=print, progress=lambda: print("the map"))
+    replace(
+        monkeypatch, "exercises", reveal=print, progress=lambda whole: print("the whole map" if whole else "the map")
+    )
     assert run(capsys, "reveal", "1.5") == (0, "decode\n", "")
     assert run(capsys, "progress") == (0, "the map\n", "")
+    assert run(capsys, "progress", "--all") == (0, "the whole map\n", "")
 
 
 def test_build_lists_the_pages(capsys, monkeypatch, tmp_path):

@@ -70,6 +70,7 @@ def bare(tmp_path_factory):
     return ran, json.loads((folder / "work" / "gpu-check.json").read_text())
 
 
+@pytest.mark.slow
 def test_it_runs_on_torch_and_numpy_alone(bare):
     ran, report = bare
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -3,6 +3,7 @@
 import inspect
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -85,7 +86,7 @@ OF_ANOTHER_KIND = {
     "last_weights_only", "fast_branches_on_values", "by_frexp", "below_min_subnormal", "below_half_of_min_subnormal",
     "looks_for_infinities_and_raises", "stacks_float32", "stacks_own_dtype", "joins_float32",
     "swaps_rows_and_columns", "swaps_the_sides_of_blocks",
-    "amax_in_float32", "back_in_float32", "ReadsAllOfIt",
+    "amax_in_float32", "back_in_float32", "ReadsAllOfIt", "c_one_block_too_far", "c_does_not_pack",
 }  # fmt: skip
 
 
@@ -100,7 +101,15 @@ def test_a_misconception_fails_for_nothing_but_what_its_sentence_says(wrong):
     assert own or not odd
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=label)
+def the_first_two_are_quick():
+    """Every misconception; all but the first two of each exercise marked as slow."""
+    seen = Counter()
+    for wrong in WRONG:
+        seen[wrong.exercise] += 1
+        yield pytest.param(wrong, marks=[pytest.mark.slow] if seen[wrong.exercise] > 2 else [])
+
+
+@pytest.mark.parametrize("wrong", the_first_two_are_quick(), ids=label)
 def test_a_misconception_is_rejected_and_costs_points(wrong):
     verdict = verdict_on(wrong)
     assert not verdict.passed

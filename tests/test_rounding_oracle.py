@@ -113,6 +113,7 @@ def _finite(size, values, following, fmt, mode, inwards):
     return (float(high) if high != following else None) if up else float(low)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [*NARROW, *RANDOM, *(f for f in inputs.MADE_UP if f.width <= 16)], ids=by_name)
 def test_every_mode_and_policy_against_fractions(fmt):
     x = edges_of(fmt)

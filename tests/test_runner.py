@@ -128,6 +128,7 @@ def written(monkeypatch):
     return students
 
 
+@pytest.mark.slow
 def test_nothing_is_done_twice(room, here, written):
     report = grade(room)
     assert {score.student: score.score for score in report.scores} == dict.fromkeys(
@@ -264,6 +265,7 @@ def test_a_locked_gradebook_is_said_and_the_next_run_finishes(room, here, monkey
     assert graded_students(room) == list(STUDENTS)
 
 
+@pytest.mark.slow
 def test_a_gradebook_that_is_locked_half_way(room, here, monkeypatch):
     """Another program takes the gradebook between two students: the verdicts are kept, and the next run finishes."""
     from lowprec_lab.grading.writer import Writer

@@ -128,7 +128,7 @@ def test_the_environment_is_a_short_list(workers, monkeypatch):
     monkeypatch.setenv("LOWPREC_SEED", "the instructor's")
     with open_sandbox() as fresh:
         names = value(fresh, "return tuple(sorted(os.environ))", imports="import os")
-    assert set(names) <= set(sandbox_module._ENVIRONMENT) | {"PWD", "LC_CTYPE", "LD_LIBRARY_PATH"}
+    assert set(names) <= set(sandbox_module._ENVIRONMENT) | {"PWD", "LC_CTYPE", "LD_LIBRARY_PATH", "CC"}
 
 
 def test_only_its_own_processes_are_there(workers):
@@ -375,6 +375,7 @@ STUBBORN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", STUBBORN.values(), ids=STUBBORN)
 def test_it_ends_with_all_that_it_started(workers, body):
     lines = "".join(f"    {line}\n" for line in body.splitlines())
@@ -514,6 +515,7 @@ def test_a_worker_costs_little(workers):
 # --- when something dies ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dead_sandbox_is_started_again():
     with open_sandbox() as sandbox:
         kept = sandbox.worker()
@@ -523,6 +525,7 @@ def test_a_dead_sandbox_is_started_again():
         assert kept.kill() != ""
 
 
+@pytest.mark.slow
 def test_a_sandbox_that_will_not_live_is_an_error(monkeypatch):
     with open_sandbox() as sandbox:
 

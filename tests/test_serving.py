@@ -7,7 +7,7 @@ import pytest
 from lowprec_lab.__main__ import main
 from lowprec_lab.data import Text, corpus_of
 from lowprec_lab.inference import RECIPES
-from lowprec_lab.serving import load_run, quantize, write
+from lowprec_lab.serving import GGUF_RECIPES, load_run, quantize, write
 from lowprec_lab.settings import settings
 from lowprec_lab.train import train
 
@@ -48,6 +48,31 @@ def test_quantize_says_what_it_costs_and_writes_a_checkpoint(with_text, recipe, 
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json"}
     assert main(["generate", str(tmp_path / "out"), "--start", "the ", "--count", "20", "--fp8-cache"]) == 0
     assert len(capsys.readouterr().out) == len("the ") + 20 + 1
+
+
+@pytest.mark.parametrize("recipe", GGUF_RECIPES)
+def test_quantize_writes_gguf_files_that_generate_reads(with_text, recipe, tmp_path, capsys):
+    assert main(["quantize", with_text, "--recipe", recipe, "--out", str(tmp_path / "out"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert abs(found["perplexity"] / found["perplexity_before"] - 1) < 0.05
+    assert found["file_bytes"] == (tmp_path / "out" / "model.gguf").stat().st_size
+    assert ("fell back" in found["note"]) == (recipe != "f16")  # 16 numbers in a row are no block
+    assert main(["generate", str(tmp_path / "out"), "--start", "the ", "--count", "20", "--fp8-cache"]) == 0
+    assert len(capsys.readouterr().out) == len("the ") + 20 + 1
+    assert main(["generate", with_text, "--recipe", recipe, "--start", "the ", "--count", "3"]) == 0
+    capsys.readouterr()
+    assert main(["quantize", with_text, "--recipe", recipe]) == 0
+    text = capsys.readouterr().out
+    assert f"{recipe}: GGUF" in text
+    assert "model.gguf" in text
+
+
+def test_a_broken_gguf_file_is_told(with_text, tmp_path, capsys):
+    quantize(with_text, "q4_0", str(tmp_path), say=silent)
+    content = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "model.gguf").write_bytes(content[:-300])
+    assert main(["generate", str(tmp_path)]) == 1
+    assert "is cut off" in capsys.readouterr().err
 
 
 def test_text_for_people_and_the_usual_folder(with_text, capsys):
@@ -107,7 +132,7 @@ def test_a_run_on_another_text_says_so(trained, tmp_path, monkeypatch, capsys):
 def test_a_checkpoint_is_not_quantized_again(with_text, tmp_path, capsys):
     quantize(with_text, "fp8_dynamic", str(tmp_path), say=silent)
     assert main(["generate", str(tmp_path), "--recipe", "fp8_dynamic"]) == 2
-    assert "in 8 bits already" in capsys.readouterr().err
+    assert "is quantized already" in capsys.readouterr().err
 
 
 def test_a_broken_checkpoint_is_told(with_text, tmp_path, capsys):

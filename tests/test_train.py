@@ -370,7 +370,7 @@ def test_presets_are_nanogpts_but_for_the_learning_rate_of_the_smallest():
 # going on
 
 
-@pytest.mark.parametrize("stop_at", [1, 5, 11])
+@pytest.mark.parametrize("stop_at", [5, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 11))])
 @pytest.mark.parametrize(
     "kind", [*({"precision": name} for name in ("fp32", "bf16", "fp16", "pure_bf16")), *FP8], ids=lambda kind: str(kind)
 )

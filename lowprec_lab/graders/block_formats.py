@@ -18,7 +18,7 @@ from lowprec_lab.block_formats import linear_products, linear_refusal, refusal
 from lowprec_lab.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Format
 from lowprec_lab.graders import block_formats_oracle as exact
 from lowprec_lab.graders import float8_linear_oracle, oracle
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 
 for _function in (
     exact.e8m0_scale, exact.quantize_mx, exact.dequantize_mx, exact.pack_nibbles, exact.unpack_nibbles,
@@ -1059,3 +1059,56 @@ def _padded(gradient, x, weight, fmt, mode):
     g, rows = (torch.cat((each, torch.zeros(more, each.shape[1]))) for each in (gradient, x))
     grad_x, grad_weight = exact.backward_products(g, rows, weight, fmt, mode)
     return grad_x[: len(x)], grad_weight
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+question_for(
+    "13.A",
+    2.0**-126,
+    "2^-126: the scale is clamped to the smallest normal float32. The byte stays 0, which is 2^-127 to whoever "
+    "dequantizes, so such a block comes back half as large.",
+    "Follow scale_fp32 from the shift on. What does the clamp do to 0?",
+    {
+        2.0**-127: "That is what the byte stands for, and what exercise 13.2 divides by.",
+        0.0: "It was 0, before the clamp.",
+    },
+)
+question_for(
+    "13.B",
+    132,
+    "132, a scale of 32: the logarithm is 5 + 1.7e-7, and in float32, whose steps at 5 are 4.8e-7, it is 5. The scale "
+    "has to be 64, byte 133; as it is, the largest number of the block saturates.",
+    "What is torch.log2 of that float32? And its ceil? Add the bias.",
+    {133: "That is what it should be, and what exercise 13.1 gives. What does log2 give in float32?"},
+)
+question_for(
+    "13.C",
+    2.0**-6,
+    "2^-6 = 0.015625: torch.finfo(torch.float8_e4m3fn).tiny, the smallest *normal* E4M3. Subnormal scales, down to "
+    "2^-9, are not used.",
+    "clamp has a min. What is `tiny` of a float dtype?",
+    {2.0**-9: "That is the smallest number of E4M3; `tiny` is the smallest normal one.", 0.0: "Look at the clamp."},
+)
+question_for(
+    "13.D",
+    0.5,
+    "0.5: bucketize without right=True gives the place of the first boundary that is not below the number, so a tie "
+    "goes down, towards zero. To nearest, ties to even, it is 1 (code 2).",
+    "torch.bucketize(torch.tensor(0.75), torch.tensor([0.25, 0.75, 1.25])): is it 1 or 2? Codes 1 and 2 are 0.5 and 1.",
+    {1.0: "That is what rounding to even gives. bucketize does not know of even codes."},
+)
+question_for(
+    "13.E",
+    16384,
+    "16,384: the right factor is 1 / 128 and the one in use is 128, its inverse: 128^2 too large.",
+    "What is it multiplied by, and what should it be?",
+    {128: "It should be multiplied by 1 / 128, and is multiplied by 128."},
+)
+question_for(
+    "13.F",
+    2688,
+    "2688: its tensor scale is 1, which is its own inverse.",
+    "Which number is its own inverse?",
+    {1: "The scale has to be 1. What is amax then?", 448: "The scale is amax / (6 * 448)."},
+)

@@ -33,6 +33,10 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
         elif row_of(arg, record.want[0], index) is not None:
             row = row_of(arg, record.want[0], index)
             rows.append(Row("input" if tensors == 1 else name, _short(row.tolist())))
+        elif line_of(arg, record.want[0], index) is not None:
+            row = line_of(arg, record.want[0], index)
+            rows.append(Row("input" if tensors == 1 else name, _short(row.tolist())))
+            rows.append(Row("place", f"element {index % record.want[0].shape[-1]} of the result for this row"))
         else:
             rows.append(Row(name, _short(arg)))
     return rows
@@ -74,6 +78,15 @@ def row_of(arg: object, want: object, index: int | None) -> Tensor | None:
     if arg.dim() == 0 or arg.shape[:-1] != want.shape or index >= want.numel():
         return None
     return arg.reshape(want.numel(), arg.shape[-1])[index]
+
+
+def line_of(arg: object, want: object, index: int | None) -> Tensor | None:
+    """The row that element `index` of a result came from, where each row becomes one of another length; else None."""
+    if index is None or not (isinstance(arg, Tensor) and isinstance(want, Tensor)):
+        return None
+    if arg.dim() == 0 or want.dim() == 0 or arg.shape[:-1] != want.shape[:-1] or arg.shape[-1] == want.shape[-1]:
+        return None
+    return arg.reshape(-1, arg.shape[-1])[index // want.shape[-1]] if index < want.numel() else None
 
 
 def _element_row(label: str, element: object, code_format: Format | None) -> Row:

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from lowprec_lab.blanks import Blank
+from lowprec_lab.c_code import NO_COMPILER, find_compiler
 from lowprec_lab.graders.case import Record, tokens_of
 from lowprec_lab.graders.counterexample import input_rows, result_rows
 from lowprec_lab.graders.naming import name_misconception
@@ -22,6 +23,8 @@ _SLOW_S = 2.0
 
 def grade(blank: Blank, function: Callable, *, seed: int | None = None, naming: bool = True) -> Verdict:
     """Judge `function` as an answer to `blank`. seed: the public or the instructor's one when omitted."""
+    if blank.language == "C" and find_compiler() is None:
+        return unwritten(blank, "cannot be judged on this machine", NO_COMPILER)
     seed = current_seed() if seed is None else seed
     outcomes = run_checks(blank.name, function, seed=seed)
     verdict = summary(blank, function, outcomes)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lowprec_lab.calls import bits_of
 from lowprec_lab.graders.case import Record
-from lowprec_lab.graders.counterexample import row_of
+from lowprec_lab.graders.counterexample import line_of, row_of
 from lowprec_lab.graders.registry import MISCONCEPTIONS, Check, Misconception
 from lowprec_lab.graders.run import Outcome, run_check, run_checks
 
@@ -89,6 +89,7 @@ def input_key(record: Record, index: int) -> tuple:
 
 def _part(arg: object, want: object, index: int) -> object:
     row = row_of(arg, want, index)
+    row = line_of(arg, want, index) if row is None else row
     return int(bits_of(arg)[index]) if _elementwise(arg, want) else _whole(arg if row is None else row)
 
 

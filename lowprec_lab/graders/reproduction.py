@@ -20,13 +20,13 @@ from torch import Tensor
 
 from lowprec_lab.blanks import Blank
 from lowprec_lab.graders.case import Answer, Call, Case, Record, tokens_of
-from lowprec_lab.graders.counterexample import call_text, row_of
+from lowprec_lab.graders.counterexample import call_text, line_of, row_of
 from lowprec_lab.graders.registry import ORACLES, Check
 from lowprec_lab.graders.run import run_check
 
 _FEW_ELEMENTS = 24
-# When no smaller call will do: as many numbers as can still be pasted.
-_MANY_ELEMENTS = 200
+# When no smaller call will do: as many numbers as can still be pasted. A block of Q4_K has 256.
+_MANY_ELEMENTS = 256
 _LIMIT_S = 2.0
 _THINNING_S = 1.0
 
@@ -80,8 +80,8 @@ def _elements(call: Call, which: np.ndarray) -> Call:
 
 
 def _smaller(record: Record, index: int | None) -> Iterator[Call]:
-    """One element of each tensor, or one row, where the result has as many; all of a few; a row with its neighbours,
-    for blocks of a row; a corner; all of many."""
+    """One element of each tensor, or one row, where the result has as many; all of a few; a row with its neighbours, for
+    blocks of a row; a corner; a row that becomes one of another length; all of many."""
     call, want = record.call, record.want[0] if record.want else None
     tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
     if index is not None and isinstance(want, Tensor):
@@ -97,6 +97,8 @@ def _smaller(record: Record, index: int | None) -> Iterator[Call]:
         if all(row is not None for row in rows) and sum(row.numel() for row in rows) <= _MANY_ELEMENTS:
             yield _cut(call, lambda arg: _row_around(arg, want, index))
     yield _cut(call, _corner)
+    if tensors and all(arg.dim() > 1 and line_of(arg, want, index) is not None for arg in tensors):
+        yield _cut(call, lambda arg: line_of(arg, want, index))
     if sum(arg.numel() for arg in tensors) <= _MANY_ELEMENTS:
         yield call
 

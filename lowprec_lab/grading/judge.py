@@ -14,6 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lowprec_lab.blanks import Blank, in_order
+from lowprec_lab.c_code import CompilerMissingError, find_compiler
 from lowprec_lab.calls import AnswerFailed
 from lowprec_lab.graders import registry
 from lowprec_lab.graders.judging import failed, grade, unwritten
@@ -161,11 +162,16 @@ def judge(
     seed: int | None = None,
     limit_s: float = EXERCISE_LIMIT_S,
 ) -> Verdict:
-    """The verdict on the answer to `blank` among `sources` (all answers of one submission)."""
+    """The verdict on the answer to `blank` among `sources` (all answers of one submission).
+
+    Raises CompilerMissingError for an answer in C on a machine without a compiler: it deserves no points, and no zero.
+    """
     registry.load_graders()
     source = sources.get(blank.name)
     if source is None:
         return unwritten(blank, f"not written (exercise {blank.exercise})")
+    if blank.language == "C" and find_compiler() is None:
+        raise CompilerMissingError
     if limit_s <= 0:
         return failed(blank, "could not be judged", _NO_TIME_LEFT)
     answer = RemoteAnswer(workers, blank, source, earlier_sources(blank, sources), limit_s)

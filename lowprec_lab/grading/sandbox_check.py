@@ -217,6 +217,7 @@ def check_sandbox() -> Report:
         with Sandbox() as workers:
             lines.append(Line("sandbox", True, f"starts in {time.perf_counter() - began:.1f} s, once for a class"))
             lines.append(_judged(workers))
+            lines.append(_compiler())
             lines += _attempts(workers)
     except SandboxError as error:
         lines.append(Line("sandbox", False, str(error)))
@@ -236,6 +237,15 @@ def _judged(workers: object) -> Line:
     if verdict.passed:
         return Line("an exercise", True, f"{name} was judged in it in {took}: {verdict.headline}")
     return Line("an exercise", False, f"a right answer to {name} did not pass: {verdict.text()}")
+
+
+def _compiler() -> Line:
+    from lowprec_lab.c_code import find_compiler
+
+    path = find_compiler()
+    return Line(
+        "c compiler", True, path or "none: exercises in C (chapter 12) cannot be judged here. Install gcc or clang"
+    )
 
 
 def _attempts(workers: object) -> list[Line]:

@@ -1,4 +1,5 @@
 """What the sandbox's file system is made of: an interpreter, torch and numpy, and the package without its graders.
+A C compiler too, where there is one: exercises in C are compiled in there.
 
 Only what is listed here exists in there. No grader, reference, seed, gradebook or other submission is bound, so none
 can be found, whatever an answer does.
@@ -11,6 +12,8 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -56,6 +59,7 @@ def make_view(package: Path = PACKAGE) -> View:
     view = View(python=os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
     _bind_system(view)
     _bind_python(view)
+    _bind_compiler(view)
     for name, path in libraries().items():
         view.binds.append((path, f"{INSIDE}/site-packages/{name}"))
     for name in package_files(package):
@@ -81,6 +85,32 @@ def _bind_python(view: View) -> None:
             _bind_libraries(view, folder)
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):  # else another libpython of the system's might be taken for it
         view.environment["LD_LIBRARY_PATH"] = str(prefix / "lib")
+
+
+def _bind_compiler(view: View) -> None:
+    """Bind the C compiler, the programs that it calls, and the headers, as far as they are not in a library folder."""
+    from lowprec_lab.c_code import find_compiler  # imports torch, which this file must not
+
+    compiler = find_compiler()
+    if compiler is None:
+        return
+    asked = [_said_by(compiler, f"-print-prog-name={name}").strip() for name in ("as", "ld", "collect2", "cc1")]
+    programs = [compiler, *filter(None, (shutil.which(name) for name in asked if name))]
+    searched = _said_by(compiler, "-E", "-v", "-x", "c", os.devnull).partition("<...> search starts here:")[2]
+    headers = [line.strip() for line in searched.partition("End of search list")[0].splitlines()]
+    for place in dict.fromkeys([*programs, *filter(os.path.isdir, headers)]):
+        place = os.path.normpath(place)
+        if not any(Path(place).is_relative_to(target) for _, target in view.binds):
+            view.binds.append((Path(os.path.realpath(place)), place))
+    view.environment["CC"] = compiler
+
+
+def _said_by(compiler: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run([compiler, *arguments], capture_output=True, text=True, timeout=20, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
 
 
 def _bind_libraries(view: View, folder: Path) -> None:
@@ -144,7 +174,7 @@ def package_files(package: Path) -> list[str]:
         found.add(name)
         waiting += [parent for parent in _parents(name) if (package / parent).is_file()]
         waiting += _imports(package, name)
-    return sorted(found)
+    return sorted(found | {path.name for path in package.glob("*.c")})  # what answers in C stand in, and what runs them
 
 
 def _chapter_modules(package: Path) -> list[str]:
