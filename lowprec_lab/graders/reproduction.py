@@ -80,8 +80,8 @@ def _elements(call: Call, which: np.ndarray) -> Call:
 
 
 def _smaller(record: Record, index: int | None) -> Iterator[Call]:
-    """One element of each tensor, or one row, where the result has as many; all of a few; a row with its neighbours, for
-    blocks of a row; a corner; a row that becomes one of another length; all of many."""
+    """One element of each tensor, or one row, where the result has as many; all of a few; a whole row, for blocks of a
+    row; a corner; a row that becomes one of another length; all of many."""
     call, want = record.call, record.want[0] if record.want else None
     tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
     if index is not None and isinstance(want, Tensor):
