@@ -19,6 +19,7 @@ _HOMES = {
     "doctor": "devices",
     "AccumulatorExplorer": "explorers.accumulator_explorer",
     "BitExplorer": "explorers.bit_explorer",
+    "BlockExplorer": "explorers.block_explorer",
     "CastPolicyExplorer": "explorers.cast_policy_explorer",
     "ExponentHeatmap": "explorers.exponent_heatmap",
     "Float8LinearExplorer": "explorers.float8_linear_explorer",

@@ -119,7 +119,8 @@ def bench(options: argparse.Namespace) -> int:
         return 0
     if names[0] not in bench.NAMES:
         raise CommandError(f"there is no bench {names[0]!r}. The benches are: {', '.join(bench.NAMES)}")
-    reports = {name: bench.run(name, progress=not options.json) for name in names}
+    with contextlib.redirect_stdout(sys.stderr):  # whose answers ran is no part of the report
+        reports = {name: bench.run(name, progress=not options.json) for name in names}
     if options.json:
         _print_json(reports if options.all else reports[names[0]])
     else:

@@ -45,6 +45,7 @@ CHAPTERS = (
     Chapter("10_fp8_nanogpt", "recipes", "What does FP8 cost a GPT?"),
     Chapter("11_fp8_inference", "inference", "What does a served model need from 8 bits?"),
     Chapter("12_gguf", "gguf_blocks", "How do 4.5 bits hold a weight?"),
+    Chapter("13_block_formats", "block_formats", "What do block scales buy?"),
 )
 
 

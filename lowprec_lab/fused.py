@@ -365,6 +365,54 @@ def compiled_decode(fmt: Format) -> Callable:
     return compile_elementwise(lambda codes: _decode(codes, plan), torch.float32, f"decoding {fmt.name}")
 
 
+@lru_cache(maxsize=64)
+def compiled_mx_round_trip(fmt: Format, mode: str = "floor", block: int = 32) -> Callable:
+    """What MX leaves of a tensor, in two passes over each block and none over the whole: a compiled `(x, out=None)`.
+
+    fmt: of at most 8 bits, rounded by way of float32. mode: "floor", "ceil", "even" or "rceil", as
+    `block_formats.e8m0_scale` has them. block: a power of two up to 2^16. x: float32, (..., K). Returns `out`.
+    """
+    plan = _plan(fmt, "nearest_even", "saturate")
+    if plan.width is not _SINGLE or block not in {2**power for power in range(17)}:
+        raise ValueError(f"this is for formats that float32 rounds to, and blocks of 1 to 65,536; not {fmt}, {block}")
+    byte = _mx_byte(plan, mode)
+    run = compile_elementwise(
+        lambda blocks: _mx_round_trip(blocks, plan, byte), torch.float32, f"MX blocks of {fmt.name}", row=block
+    )
+
+    def round_trip(x: Tensor, out: Tensor | None = None) -> Tensor:
+        if x.shape[-1] % block:
+            raise ValueError(f"blocks of {block} do not divide rows of {x.shape[-1]}")
+        return run(_floats(x), out)
+
+    round_trip.is_compiled = run.is_compiled
+    return round_trip
+
+
+def _mx_byte(plan: _Plan, mode: str) -> Callable:
+    """A function from the largest magnitude of a block to the E8M0 byte of its scale, but for NaN."""
+    half = {"even": 1 << (22 - plan.fmt.mantissa_bits)}.get(mode, 0)
+    emax = 0 if mode == "rceil" else plan.highest
+
+    def byte(amax: Tensor) -> Tensor:
+        bits = (amax / plan.largest if mode == "rceil" else amax).view(torch.int32) + half
+        field = bits >> 23
+        if mode in ("ceil", "rceil"):  # any mantissa goes up; below 2^-126 it does so from 2^-127 on
+            field = torch.where(field == 0, bits + 0x3FFFFF, bits + 0x7FFFFF) >> 23
+        return (field - emax).clamp(0, 254)
+
+    return byte
+
+
+def _mx_round_trip(blocks: Tensor, plan: _Plan, byte_of: Callable) -> Tensor:
+    amax = blocks.abs().amax(-1, keepdim=True)
+    byte = byte_of(amax)
+    scale = torch.where(byte == 0, 0x00400000, byte << 23)  # 2^-127 is a subnormal number
+    scale = torch.where(amax != amax, 0x7FC00000, scale).view(torch.float32)
+    inverse = torch.where(byte == 254, 0x00400000, (254 - byte) << 23).view(torch.float32)
+    return _round(blocks * inverse, plan) * scale
+
+
 _SAID: set[str] = set()
 _COUNT = itertools.count()
 
@@ -386,11 +434,14 @@ def why_not_compiled() -> str:
     return ""
 
 
-def compile_elementwise(function: Callable, dtype: torch.dtype, what: str, into: bool = False) -> Callable:
+def compile_elementwise(
+    function: Callable, dtype: torch.dtype, what: str, into: bool = False, row: int | None = None
+) -> Callable:
     """Compile `function(x)`, element by element and of one graph, to `run(x, out=None)`, which returns `out`.
 
     dtype: of the result. what: what it does, for the sentence that is printed once where it cannot be compiled; `run`
-    is the eager function then. into: call `function(x, out)`, which writes into `out` itself.
+    is the eager function then. into: call `function(x, out)`, which writes into `out` itself. row: hand over rows of
+    so many elements, (n, row), for a function that treats each row by itself.
     """
 
     def body(x: Tensor, out: Tensor) -> Tensor:
@@ -409,12 +460,12 @@ def compile_elementwise(function: Callable, dtype: torch.dtype, what: str, into:
     def run(x: Tensor, out: Tensor | None = None) -> Tensor:
         flat, room, out = _flat(x, out, dtype)
         with torch.no_grad():
-            _run(flat, room)
+            _run(*((flat, room) if row is None else (flat.view(-1, row), room.view(-1, row))))
         return _filled(room, out)
 
     def _run(flat: Tensor, room: Tensor) -> None:
         # Sizes 0 and 1 would each be compiled apart.
-        if state["compiled"] is not None and flat.numel() > 1:
+        if state["compiled"] is not None and len(flat) > 1:
             try:
                 for tensor in (flat, room):  # one compilation for all sizes; numbers of the format stay constants
                     torch._dynamo.mark_dynamic(tensor, 0)
@@ -425,8 +476,9 @@ def compile_elementwise(function: Callable, dtype: torch.dtype, what: str, into:
             ) as error:  # whatever a compiler can stumble over; the eager function says if it is the code
                 state["compiled"] = None
                 _say_once(f"{what} runs eagerly, the same results but slower: {first_line(error)}")
-        for start in range(0, flat.numel(), _PIECE):
-            own(flat[start : start + _PIECE], room[start : start + _PIECE])
+        piece = _PIECE // (row or 1)
+        for start in range(0, len(flat), piece):
+            own(flat[start : start + piece], room[start : start + piece])
 
     run.is_compiled = lambda: state["compiled"] is not None
     return run

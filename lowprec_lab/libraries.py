@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowprec_lab.formats import Format
+from lowprec_lab.formats import E2M1, E2M3, E3M2, Format
 from lowprec_lab.graders import rounding_oracle
 
 _GFLOAT_NAMES = {
@@ -246,6 +246,58 @@ def compressed_tensors_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     args = args_of(num_bits=8, type="float", strategy="token", dynamic=True, symmetric=True)
     scale, zero = scales_of(x[None], args, None)
     return quantize(x[None], scale, zero, args, dtype=torch.float8_e4m3fn)[0], scale[0]
+
+
+def torchao_mx(x: Tensor, fmt: Format, mode: str = "floor") -> tuple[Tensor, Tensor]:
+    """(codes, scale) of torchao's MXTensor.to_mx in blocks of 32, uint8 both; two codes in a byte for E2M1.
+
+    x: float32 or bfloat16, contiguous. fmt: an element format of MX. mode: "floor", "ceil", "even" or "rceil".
+    AbsentError where there is no torchao, or none that has MX.
+    """
+    found = _torchao_mx_tensor(x, fmt, mode)
+    codes = found.qdata if found.qdata.dtype == torch.uint8 else found.qdata.view(torch.uint8)
+    return codes, found.scale.view(torch.uint8)
+
+
+def torchao_mx_round_trip(x: Tensor, fmt: Format, mode: str = "floor") -> Tensor:
+    """What torchao's MX leaves of x, in x's dtype and shape; arguments and AbsentError as above."""
+    return _torchao_mx_tensor(x, fmt, mode).dequantize(x.dtype)
+
+
+def torchao_nvfp4(x: Tensor, tensor_scale: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes, scale, tensor_scale) of torchao's NVFP4: uint8, two codes in a byte; float8_e4m3fn; float32.
+
+    x: (M, K), float32 or bfloat16, contiguous. tensor_scale: torchao's own for the amax of x when None. AbsentError as
+    above.
+    """
+    to_scale, quantize = _torchao_nvfp4()
+    if tensor_scale is None:
+        tensor_scale = to_scale(x.abs().max())
+    scale, codes = quantize(x, 16, tensor_scale)
+    return codes, scale, tensor_scale
+
+
+def _torchao_mx_tensor(x: Tensor, fmt: Format, mode: str) -> object:
+    tensor, modes, names = _torchao_mx()
+    element = fmt.torch_dtype if fmt.width == 8 else names[fmt.name]
+    return tensor.to_mx(x, element, 32, modes[mode.upper()])
+
+
+@functools.lru_cache(maxsize=1)
+def _torchao_mx() -> tuple:
+    with _quiet_import("is not installed, or has no MX formats"):
+        from torchao.prototype.mx_formats.config import ScaleCalculationMode
+        from torchao.prototype.mx_formats.constants import DTYPE_FP6_E2M3, DTYPE_FP6_E3M2
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    names = {E2M3.name: DTYPE_FP6_E2M3, E3M2.name: DTYPE_FP6_E3M2, E2M1.name: torch.float4_e2m1fn_x2}
+    return MXTensor, ScaleCalculationMode, names
+
+
+@functools.lru_cache(maxsize=1)
+def _torchao_nvfp4() -> tuple:
+    with _quiet_import("is not installed, or has no NVFP4"):
+        from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
+    return per_tensor_amax_to_scale, nvfp4_quantize
 
 
 def gguf_bytes(x: Tensor, layout: str) -> Tensor:

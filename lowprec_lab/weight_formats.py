@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from lowprec_lab import formats, gguf_file, inference, plots, quantizer
+from lowprec_lab import block_formats, formats, gguf_file, inference, plots, quantizer
 from lowprec_lab.gguf_blocks import LAYOUTS
 
 
@@ -85,6 +85,41 @@ WEIGHT_FORMATS: tuple[WeightFormat, ...] = (
     _blocks("q4_1"),
     _blocks("q4_0"),
     _blocks("q4_k"),
+)
+
+
+def _mx(name: str, mode: str) -> WeightFormat:
+    """A format of MX. mode: of the scales."""
+    fmt = block_formats.MX_FORMATS[name]
+    return WeightFormat(
+        name, lambda rows, columns: fmt.width + 8 / block_formats.MX_BLOCK,
+        lambda weight: block_formats.mx_round_trip(weight, fmt, mode), _unless_divided(block_formats.MX_BLOCK),
+    )  # fmt: skip
+
+
+def _unless_divided(block: int) -> Callable[[tuple[int, ...]], str | None]:
+    return lambda shape: "bfloat16" if shape[-1] % block else None
+
+
+def _tiles(rows: int, columns: int) -> float:
+    """Bits for each number in E4M3, with a float32 scale for each 128 x 128."""
+    return 8 + 32 * math.ceil(rows / 128) * math.ceil(columns / 128) / (rows * columns)
+
+
+# Those of chapter 13.
+BLOCK_FORMATS: tuple[WeightFormat, ...] = (
+    _mx("MXFP8", "rceil"),
+    WeightFormat("float8, 128 x 128", _tiles, lambda weight: block_formats.blockwise_round_trip(weight, (128, 128))),
+    _mx("MXFP6 E2M3", "even"),
+    _mx("MXFP6 E3M2", "even"),
+    WeightFormat(
+        "NVFP4", lambda rows, columns: 4 + 8 / block_formats.NVFP4_BLOCK + 32 / (rows * columns),
+        lambda weight: block_formats.nvfp4_round_trip(weight), _unless_divided(block_formats.NVFP4_BLOCK),
+    ),
+    _mx("MXFP4", "even"),
+)  # fmt: skip
+ALL_FORMATS: tuple[WeightFormat, ...] = tuple(
+    sorted(WEIGHT_FORMATS + BLOCK_FORMATS, key=lambda each: -each.bits(256, 256))
 )
 # What a format may fall back to, and is no line of the table.
 _OTHERS = (WeightFormat("float16", lambda rows, columns: 16.0, _through(torch.float16)),)

@@ -53,6 +53,7 @@
 # | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
 # | **granularity** | which numbers share a scale: a tensor, a row, a column, a block | [07](07_quantizer.ipynb) |
 # | **group** | the numbers that share a scale | [07](07_quantizer.ipynb) |
+# | **Hadamard rotation** | a product with an orthogonal matrix of equal magnitudes, which spreads outliers | [13.8](13_block_formats.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
 # | **history** | the largest magnitudes of the last steps, from which a delayed scale comes | [10.1](10_fp8_nanogpt.ipynb) |
 # | **hook** | a function that torch calls when a module has computed its output, or when a gradient arrives | [5.7](05_instruments.ipynb) |
@@ -76,11 +77,14 @@
 # | **min** (of a group) | its smallest number with the sign turned, as Q4_K stores it: a multiple of dmin | [12.8](12_gguf.ipynb) |
 # | **misconception** | a wrong answer that many people write; a verdict names it when yours behaves exactly like it | [00](00_start.ipynb) |
 # | **mode** | which of the two neighbours rounding chooses: `nearest_even`, `nearest_away`, `toward_zero`, `up` or `down` | [02](02_rounding.ipynb) |
+# | **moment** (of Adam) | a running mean of gradients, or of their squares | [13.9](13_block_formats.ipynb) |
+# | **MX**, **MXFP8**, **MXFP6**, **MXFP4** | blocks of 32 codes of 8, 6 or 4 bits with a scale in E8M0 | [13.2](13_block_formats.ipynb) |
 # | **NaN** | not a number: the result of 0/0 and the like | [1.4](01_bit_layouts.ipynb) |
 # | **nearest_even**, **nearest_away** | the nearer neighbour; a tie goes to the value whose last bit is 0, or away from zero | [02](02_rounding.ipynb) |
 # | **nibble** | half a byte: one of two 4-bit codes in it | [12.2](12_gguf.ipynb) |
 # | **noise** | the random number in [0, 1) that decides a stochastic rounding | [2.5](02_rounding.ipynb) |
 # | **normal** | a number with a hidden one | [1.4](01_bit_layouts.ipynb) |
+# | **NVFP4** | blocks of 16 E2M1 codes with a scale in E4M3, and one in float32 for the tensor | [13.6](13_block_formats.ipynb) |
 # | **op** | one operation of torch's library, ATen, such as `linear` or `_to_copy`; the recorder sees the ones for which a kernel is chosen | [4.2](04_autocast.ipynb) |
 # | **operand** | one of the two matrices of a product | [08](08_float8_linear.ipynb) |
 # | **oracle** | the exact calculation that your results are compared with; it shares no code with your answer or the reference | [00](00_start.ipynb) |

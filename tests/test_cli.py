@@ -251,7 +251,13 @@ def test_bench_alone_lists(capsys):
 def test_bench_runs_what_its_name_says(capsys, monkeypatch):
     asked = []
     made = ModuleType("lowprec_lab.bench.importing")
-    made.run = lambda progress: asked.append(progress) or {"figures": {"import_vs_torch": 0.123456, "pairs": 9}}
+
+    def measure(progress):
+        print("reference: decode (exercise 1.5)")  # not on stdout, which a program may read
+        asked.append(progress)
+        return {"figures": {"import_vs_torch": 0.123456, "pairs": 9}}
+
+    made.run = measure
     monkeypatch.setitem(sys.modules, made.__name__, made)
     status, out, _ = run(capsys, "bench", "import")
     assert (status, asked) == (0, [True])

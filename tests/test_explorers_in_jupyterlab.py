@@ -218,3 +218,36 @@ def test_cast_policies(open_page):
         is_accessible_in(opened, theme)
         takes_up_an_answer(opened, "your cast_policy")
         opened.restart_kernel()
+
+
+BLOCKS = {
+    "show": "from lowprec_lab import BlockExplorer\nexplorer = BlockExplorer(log2_outlier=20)\nexplorer",
+    "value": "print(explorer.fmt, explorer.mode, explorer.place, explorer.block, explorer.lost)",
+    "imports": "import torch\nfrom lowprec_lab.exercises import fill",
+    "fill": "@fill\ndef quantize_mx(x, fmt, mode='floor', block=32):\n"
+    "    return x.to(torch.uint8) * 0, torch.full((*x.shape[:-1], x.shape[-1] // block), 127).to(torch.uint8)",
+}
+
+
+def test_blocks(open_page):
+    """Another place of the outlier goes to the kernel, and what it finds comes back."""
+    opened = open_page(BLOCKS)
+    page = opened.page
+    for restarted in (False, True):
+        if restarted:
+            opened.restart_kernel()
+        opened.run_cell("show")
+        page.get_by_role("slider", name="Place of the outlier").focus()
+        press(opened, "Home", "ArrowRight")
+        page.get_by_text("Block 0 in full").wait_for()
+        outlier = page.locator(".lpblock-numbers li[data-outlier=yes]").get_by_text("number 1, the outlier")
+        outlier.wait_for(state="attached")
+        says(opened, "MXFP8 floor 1 0 31")
+        page.get_by_label("Format").select_option("MXFP4")
+        page.get_by_label("Scale", exact=True).select_option("rceil")
+        page.get_by_role("button", name="Show block 5 in full").focus()
+        press(opened, "Space")
+        says(opened, "MXFP4 rceil 1 5")
+    takes_up_an_answer(opened, "your quantize_mx")
+    says(opened, "MXFP4 rceil 1 5 256")
+    is_accessible_in(opened, "dark", "light")

@@ -2,6 +2,7 @@
 
 from lowprec_lab.explorers.accumulator_explorer import AccumulatorExplorer
 from lowprec_lab.explorers.bit_explorer import BitExplorer
+from lowprec_lab.explorers.block_explorer import BlockExplorer
 from lowprec_lab.explorers.cast_policy_explorer import CastPolicyExplorer
 from lowprec_lab.explorers.exponent_heatmap import ExponentHeatmap
 from lowprec_lab.explorers.float8_linear_explorer import Float8LinearExplorer
@@ -12,6 +13,7 @@ from lowprec_lab.explorers.scale_explorer import ScaleExplorer
 __all__ = [
     "AccumulatorExplorer",
     "BitExplorer",
+    "BlockExplorer",
     "CastPolicyExplorer",
     "ExponentHeatmap",
     "Float8LinearExplorer",

@@ -80,8 +80,8 @@ def _elements(call: Call, which: np.ndarray) -> Call:
 
 
 def _smaller(record: Record, index: int | None) -> Iterator[Call]:
-    """One element of each tensor, or one row, where the result has as many; all of a few; a corner; a row that becomes
-    one of another length; all of many."""
+    """One element of each tensor, or one row, where the result has as many; all of a few; a whole row, for blocks of a
+    row; a corner; a row that becomes one of another length; all of many."""
     call, want = record.call, record.want[0] if record.want else None
     tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
     if index is not None and isinstance(want, Tensor):
@@ -92,11 +92,23 @@ def _smaller(record: Record, index: int | None) -> Iterator[Call]:
     if all(arg.numel() <= _FEW_ELEMENTS for arg in tensors):
         yield call
         return
+    if index is not None and isinstance(want, Tensor):
+        rows = [_row_around(arg, want, index) for arg in tensors]
+        if all(row is not None for row in rows) and sum(row.numel() for row in rows) <= _MANY_ELEMENTS:
+            yield _cut(call, lambda arg: _row_around(arg, want, index))
     yield _cut(call, _corner)
     if tensors and all(arg.dim() > 1 and line_of(arg, want, index) is not None for arg in tensors):
         yield _cut(call, lambda arg: line_of(arg, want, index))
     if sum(arg.numel() for arg in tensors) <= _MANY_ELEMENTS:
         yield call
+
+
+def _row_around(arg: Tensor, want: Tensor, index: int) -> Tensor | None:
+    """The row that result `index` is in, of as many dimensions as before; None where rows do not belong together."""
+    if not (arg.dim() and want.dim()) or arg.shape[:-1] != want.shape[:-1] or index >= want.numel():
+        return None
+    row = arg.reshape(-1, arg.shape[-1])[index // want.shape[-1]]
+    return row.reshape((1,) * (arg.dim() - 1) + row.shape)
 
 
 def _cut(call: Call, part: Callable[[Tensor], Tensor]) -> Call:
