@@ -15,6 +15,7 @@ const LEAST = 1e-3; // smaller errors are drawn there
 const SLACK = 1 + 2 ** -20; // scales in float32 are rounded
 
 const percent = (share) => (Number.isFinite(share) ? `${share ? Number((100 * share).toPrecision(3)) : 0} %` : short(share));
+const put = (node, text) => node.textContent === text || (node.textContent = text);
 const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
 class Explorer {
@@ -99,7 +100,7 @@ class Explorer {
     this.format.replaceChildren(...panels.map(({ name }) => element("option", { value: name }, LABELS[name] ?? name)));
     this.sizeSlider.max = String(panels[0].highest);
     this.placeSlider.max = String(panels[0].length - 1);
-    this.laid = "";
+    this.laid = this.listed = "";
     this.draw();
   }
 
@@ -289,7 +290,7 @@ class Explorer {
       const is = block === chosen;
       row.dataset.chosen = is ? "yes" : "no";
       button.setAttribute("aria-pressed", String(is));
-      this.textsOf(shown, block).forEach((text, column) => (cells[column].textContent = text));
+      this.textsOf(shown, block).forEach((text, column) => put(cells[column], text));
     });
   }
 
@@ -334,29 +335,38 @@ class Explorer {
   drawBlock(shown) {
     const { panel } = shown;
     const block = Math.floor(this.state.number / panel.block);
-    this.listName.textContent = `Block ${block} in full: number, code, value`;
+    const own = this.numbersOf(panel, block);
+    put(this.listName, `Block ${block} in full: number, code, value`);
     this.listBox.setAttribute("aria-label", `Block ${block} in full`);
-    this.listNode.replaceChildren(...this.numbersOf(panel, block).map((k) => this.item(shown, k)));
+    const wanted = `${panel.name} ${own.length}`;
+    if (this.listed !== wanted) {
+      this.items = own.map(() => this.newItem(panel.element));
+      this.listNode.replaceChildren(...this.items.map(({ node }) => node));
+    }
+    this.listed = wanted;
+    own.forEach((k, at) => this.drawItem(this.items[at], shown, k));
   }
 
-  item({ panel, numbers, codes, values, lost, cut }, k) {
-    const { exponent_bits: exponent, mantissa_bits: mantissa } = panel.element;
-    const digits = codes[k].toString(2).padStart(1 + exponent + mantissa, "0");
-    const field = (name, from, to) => element("span", { class: `lpblock-bits-${name}` }, digits.slice(from, to));
-    const bits = [field("sign", 0, 1), field("exponent", 1, 1 + exponent), ...(mantissa ? [field("mantissa", 1 + exponent)] : [])];
+  newItem({ exponent_bits: exponent, mantissa_bits: mantissa }) {
+    const spoken = (text = "") => element("span", { class: "lplab-spoken" }, text);
+    const [name, number, value] = [spoken(), element("span", { class: "lpblock-number" }), element("span", { class: "lpblock-value" })];
+    const fields = [["sign", 0, 1], ["exponent", 1, 1 + exponent], ["mantissa", 1 + exponent, 1 + exponent + mantissa]];
+    const bits = fields.map(([field, from, to]) => ({ from, to, node: element("span", { class: `lpblock-bits-${field}` }) }));
+    const code = element("span", { class: "lplab-code lpblock-code" }, ...bits.map(({ node }) => node));
+    return { name, number, value, bits, node: element("li", {}, name, number, spoken(" has the code "), code, spoken(" and becomes "), value) };
+  }
+
+  drawItem({ node, name, number, value, bits }, { panel, numbers, codes, values, lost, cut }, k) {
+    const digits = codes[k].toString(2).padStart(bits[2].to, "0");
     const kind = lost(k) ? "lost" : cut(k) ? "cut" : "kept";
     const remark = { lost: "✕ ", cut: "▲ ", kept: "" }[kind];
-    const spoken = (text) => element("span", { class: "lplab-spoken" }, text);
-    return element(
-      "li",
-      { "data-kind": kind, "data-outlier": k === panel.place ? "yes" : "no" },
-      spoken(`number ${k}${k === panel.place ? ", the outlier" : ""}: `),
-      element("span", { class: "lpblock-number" }, short(numbers[k], 4)),
-      spoken(" has the code "),
-      element("span", { class: "lplab-code lpblock-code" }, ...bits),
-      spoken(" and becomes "),
-      element("span", { class: "lpblock-value" }, remark + short(values[k], 4)),
-    );
+    const isOutlier = k === panel.place;
+    node.dataset.kind = kind;
+    node.dataset.outlier = isOutlier ? "yes" : "no";
+    put(name, `number ${k}${isOutlier ? ", the outlier" : ""}: `);
+    put(number, short(numbers[k], 4));
+    put(value, remark + short(values[k], 4));
+    for (const { from, to, node: field } of bits) put(field, digits.slice(from, to));
   }
 
   resize() {
