@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import math
 import re
 import struct
@@ -376,4 +377,6 @@ def _vocabulary(tokens: object, config: GPTConfig) -> Vocabulary:
     fine = isinstance(tokens, list) and all(isinstance(each, str) and len(each) == 1 for each in tokens)
     if not fine or len(tokens) != config.vocab_size:
         raise GGUFError(f"has tokens that are not {config.vocab_size} characters")
+    if any(one >= other for one, other in itertools.pairwise(tokens)):
+        raise GGUFError("has characters that are not in the order of their code points, each of them once")
     return Vocabulary("".join(tokens))

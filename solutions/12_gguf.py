@@ -128,7 +128,7 @@ picture
 # | out | uint8, (..., n / 32 · 34): the bytes of a row's blocks, one block after the other |
 # | d | amax / 127, in float32 |
 # | codes | x · id, where id = 1 / d in float32, of the d that is *not yet* a float16; rounded to the nearest whole number, and what is half-way goes **away from zero**: 2.5 to 3, -2.5 to -3 |
-# | mind | where d or id is not finite, all 32 codes are 0. That is so for zeros, for numbers of about 1e-37 and below (id is infinite), and with NaN or infinity in the block. A NaN makes d NaN |
+# | mind | where d or id is not finite, all 32 codes are 0. That is so for zeros, for a block whose largest magnitude is about 3e-37 or less (id is infinite), and with NaN or infinity in the block. A NaN makes d NaN |
 # | error | ValueError where 32 does not divide n: `as_blocks` raises it for you |
 #
 # By hand, for two blocks (all further numbers are 0):
@@ -471,6 +471,8 @@ print("compiled with:", c_code.find_compiler() or "no compiler is here", *c_code
 # }
 # ```
 #
+# In the cell it stands between `return r"""` and `"""`. (With the `r`, a backslash stays one.)
+#
 # Three traps:
 #
 # | | |
@@ -627,7 +629,7 @@ check(q4_0_in_c)
 # | Q4_1 | 1024 + 8 · 32 | 5 |
 # | Q4_K | 1024 + 8 · (6 + 6) + 2 · 16 | 4.5 |
 #
-# So Q4_K is what Q4_1 is, at Q4_0's price. Scales are quantized, too. Is that bad? A scale that is off by 1 % makes each number off by 1 %, and 4 bits are off by much more.
+# So Q4_K is what Q4_1 is, at Q4_0's price. Scales are quantized, too. Is that bad? The largest scale of a block is 63 and is off by less than 1 %, which is little next to a code of 4 bits. A group ten times as small has a scale of 6, which may be off by 8 %: there it shows.
 #
 # ### Exercise 12.8 · `dequantize_q4_k` · 40 min · medium · 3 points
 #
@@ -701,7 +703,7 @@ except AbsentError as absent:
     print(f"gguf {absent}: nothing to compare with.")
 
 # %% [markdown]
-# None has to, whatever the order of the multiplications: d has 11 significant bits, a scale 6 and a code 4, so their product fits into the 24 bits of float32. Only the subtraction rounds. (A machine that fuses it with a multiplication gets the same, since the product was exact.)
+# None, and not by chance. The order of the multiplications does not matter: d has 11 significant bits, a scale 6 and a code 4, so their product fits into the 24 bits of float32. Only the subtraction rounds. (A machine that fuses it with a multiplication gets the same, since the product was exact.)
 #
 # ### Exercise 12.9 · `quantize_q4_k` · 60 min · hard · 5 points
 #
@@ -1024,8 +1026,12 @@ for name, tensor in list(found.tensors.items())[:6]:
     print(f"   {name:36} {tensor.kind:5} {tensor.shape}")
 
 # %% [markdown]
-# `save_gpt` quantizes each matrix with your functions, and hands the bytes to yours that writes. Vectors stay in float32. The names are llama.cpp's. A matrix whose rows are not made of blocks of 256 would fall back to Q5_0, and be listed.
-#
+# `save_gpt` quantizes each matrix with your functions, and hands the bytes to the one that writes. Vectors stay in float32. The names are llama.cpp's. Where rows are not made of blocks of 256, as in the narrower preset `baby`, matrices fall back to Q5_0:
+
+# %%
+print(save_gpt(GPT(preset("baby", layers=1)), "q4_k", folder / "baby.gguf").text())
+
+# %% [markdown]
 # **Predict first:** is the perplexity of the model that is read from the file *exactly* that of the model in memory whose weights went through Q4_K?
 
 # %%
@@ -1076,7 +1082,7 @@ for name, bad in (
 # ---
 # ## What bits are worth
 #
-# Every format of the course, on the same model: each matrix goes through the format and comes back, and the model is measured.
+# Every format of the course that you have a quantizer for, on the same model: each matrix goes through the format and comes back, and the model is measured.
 #
 # **Predict first:** two formats have 4.5 bits. Which one is better, and by how much? And of those with about 8 bits: is float8 as good as whole numbers?
 
@@ -1104,7 +1110,7 @@ format_picture(rows)
 # Three things are worth a second look.
 #
 # - *Eight bits are not eight bits.* float8 spends four of them on exponents, and has steps of 1/16 to 1/8 of a number's size, for large numbers as for small ones. Weights within a row differ so little in size that int8's even steps, 1/127 of the largest, are finer where it counts: its KL divergence is 15 times smaller. The range of float8 is for activations and gradients, and for hardware that multiplies it.
-# - *Perplexity is coarse.* It says that Q4_1 is worse than Q4_0, and int8 better than float32. The KL divergence, which compares with the model itself and not with one text, has them in order.
+# - *Perplexity is coarse.* It says that Q4_1 is worse than Q4_0, and int8 better than float32. The KL divergence has them in order: it compares whole predictions with those of the model in float32, and not with the one character that comes next in the text.
 # - *The search pays.* Q4_K has as many bits as Q4_0, and is nearer to the model than Q4_1.
 
 

@@ -9,6 +9,7 @@
 # | **activation** | what comes out of a layer on the way forward | [05](05_instruments.ipynb) |
 # | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
 # | **agreement** | the share of tokens for which two models think the same next token likeliest | [11.6](11_fp8_inference.ipynb) |
+# | **alignment** | what the place of a tensor in a file is a multiple of: 32 bytes in GGUF, where nothing else is said | [12.11](12_gguf.ipynb) |
 # | **amax** | the largest magnitude of a group of numbers: what a scale is made of | [7.1](07_quantizer.ipynb) |
 # | **autocast** | a block of code in which torch casts the arguments of ops, each by its policy | [04](04_autocast.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
@@ -38,6 +39,7 @@
 # | **epilogue** | what a kernel does with a finished sum: multiply by both scales, add the bias | [11.5](11_fp8_inference.ipynb) |
 # | **exponent** | the field that says which power of two a number is multiplied by | [1.2](01_bit_layouts.ipynb) |
 # | **exponent histogram** | how many numbers of a tensor lie in each binade | [5.1](05_instruments.ipynb) |
+# | **fall back** | take another type for a tensor whose rows the blocks of the wanted one do not divide | [12.11](12_gguf.ipynb) |
 # | **field** | a run of bits of a code with one meaning: sign, exponent or mantissa | [1.2](01_bit_layouts.ipynb) |
 # | **fifth bits** | the highest bits of Q5_0's codes, 32 of them in four bytes of their own | [12.5](12_gguf.ipynb) |
 # | **finite** | neither infinity nor NaN; also the name of the rule that makes every code of a format a number | [1.4](01_bit_layouts.ipynb) |
@@ -47,6 +49,7 @@
 # | **FP16** (float16, half) | 1 sign, 5 exponent and 10 mantissa bits | [1.3](01_bit_layouts.ipynb) |
 # | **FP8** | any 8-bit floating-point format, usually E4M3 or E5M2 | [01](01_bit_layouts.ipynb) |
 # | **fused multiply-add** (FMA) | x · y + z with one rounding at the end instead of two; it changes bytes of Q4_0 | [12.3](12_gguf.ipynb) |
+# | **GGUF** | llama.cpp's file: metadata, then the bytes of each tensor, ready to be computed with | [12.11](12_gguf.ipynb) |
 # | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
 # | **granularity** | which numbers share a scale: a tensor, a row, a column, a block | [07](07_quantizer.ipynb) |
 # | **group** | the numbers that share a scale | [07](07_quantizer.ipynb) |
@@ -59,6 +62,7 @@
 # | **infinity** | the special value above all numbers; overflow may produce it | [1.4](01_bit_layouts.ipynb) |
 # | **inverse scale** | what a code is multiplied with to get its value; `_scaled_mm` takes these | [9.1](09_scaled_mm.ipynb) |
 # | **Kahan's sum** | a sum that carries along what each addition lost, and adds it to the next element | [3.3](03_accumulation.ipynb) |
+# | **K-quants** (Q4_K, Q6_K, ...) | llama.cpp's blocks of 256 numbers, in which the scales of groups are quantized as well | [12.8](12_gguf.ipynb) |
 # | **KL divergence** | how much worse one distribution predicts what another says, in nats per token | [11.6](11_fp8_inference.ipynb) |
 # | **KV cache** | the keys and values of all tokens so far, so that they are not computed again | [11.7](11_fp8_inference.ipynb) |
 # | **layout** | which bytes of a block hold its scale, and which its codes | [12.2](12_gguf.ipynb) |
@@ -69,6 +73,8 @@
 # | **margin** | by how many powers of two a scale is smaller than it could be, as room for larger numbers | [10.1](10_fp8_nanogpt.ipynb) |
 # | **mask** | a number whose set bits say which bits to keep: `codes & mask` | [1.2](01_bit_layouts.ipynb) |
 # | **master weights** | float32 weights that updates are added to, while layers compute with a short copy | [3.7](03_accumulation.ipynb) |
+# | **metadata** | what a file says of a model beside its tensors: sizes, names, the vocabulary | [12.11](12_gguf.ipynb) |
+# | **min** (of a group) | its smallest number with the sign turned, as Q4_K stores it: a multiple of dmin | [12.8](12_gguf.ipynb) |
 # | **misconception** | a wrong answer that many people write; a verdict names it when yours behaves exactly like it | [00](00_start.ipynb) |
 # | **mode** | which of the two neighbours rounding chooses: `nearest_even`, `nearest_away`, `toward_zero`, `up` or `down` | [02](02_rounding.ipynb) |
 # | **moment** (of Adam) | a running mean of gradients, or of their squares | [13.9](13_block_formats.ipynb) |

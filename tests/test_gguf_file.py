@@ -287,6 +287,8 @@ def test_no_file_at_all(tmp_path):
         ({f"{ARCHITECTURE}.attention.head_count": 5}, "5 heads do not divide"),
         ({f"{ARCHITECTURE}.use_bias": True}, "lacks blk.0."),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "tokens that are not 10 characters"),
+        ({"tokenizer.ggml.tokens": list("bacdefghij")}, "in the order of their code points"),
+        ({"tokenizer.ggml.tokens": list("aacdefghij")}, "in the order of their code points"),
         ({"tokenizer.ggml.tokens": "abcdefghij"}, "tokens that are not 10 characters"),
     ],
 )  # fmt: skip

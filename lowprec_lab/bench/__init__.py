@@ -18,7 +18,7 @@ NAMES = {
     "import": "how long importing the lab takes next to `import torch`",
     "float8_linear": "a linear layer in 8 bits next to torchao's and to float32, eager and compiled",
     "inference": "a served GPT: with a cache and without, memory, and codes next to compressed-tensors",
-    "gguf": "blocks of 32 in C and in Python next to gguf-py's numpy",
+    "gguf": "blocks of 32 in C and in Python next to gguf-py's numpy, and the error of Q4_K",
     "block_formats": "MX and NVFP4 next to torchao's, and a compiled MX round trip next to torch's cast to E4M3",
 }
 

@@ -94,9 +94,6 @@ def extreme_scales(answer, case):
         _compare_numbers(answer, case, blocks.t().contiguous().t(), exact.dequantize_q4_k)
 
 
-_I, _G = exact._INSIDE, exact._GROUP
-
-
 @misconception("dequantize_q4_k", "It adds the min: it is stored with its sign turned.")
 def adds_the_min(blocks):
     return exact.dequantize_q4_k(blocks, sign=1.0)
@@ -109,7 +106,8 @@ def neighbours_in_a_byte(blocks):
 
 @misconception("dequantize_q4_k", "Each group has its own 16 bytes, low nibbles first, as in Q4_0.")
 def own_bytes_for_each_group(blocks):
-    places = 8 * (16 + 16 * _G + _I % 16) + 4 * (_I // 16)
+    group, place = np.arange(256) // 32, np.arange(256) % 32
+    places = 8 * (16 + 16 * group + place % 16) + 4 * (place // 16)
     return exact.dequantize_q4_k(blocks, codes=exact.run_of(places, 4))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.graders.gguf_blocks_oracle import half, half_values, in_blocks, to_rows
+from lowprec_lab.graders import gguf_blocks_oracle as small
 
 Q4_K, Q6_K = 144, 210
 _NUMBERS = np.arange(256)
@@ -88,7 +88,7 @@ def dequantize_q4_k(
 
 def wide_half(bits: np.ndarray, which: int) -> np.ndarray:
     """The float16 number `which` of a block, counted from its beginning, in float64."""
-    return half_values(taken(bits, run_of(16 * np.array([which]), 16))).astype(np.float64)
+    return small.half_values(taken(bits, run_of(16 * np.array([which]), 16))).astype(np.float64)
 
 
 def float_rows(values: np.ndarray, blocks: Tensor, size: int) -> Tensor:
@@ -153,7 +153,7 @@ def quantize_q4_k(
 
     top: the largest d and dmin. change: of scales and mins before they are stored.
     """
-    blocks = in_blocks(x, 256).astype(np.float64)
+    blocks = small.in_blocks(x, 256).astype(np.float64)
     fine = np.isfinite(blocks).all(1, keepdims=True)
     groups = np.where(fine, blocks, 0).reshape(-1, 8, 32)
     scale, least = change(*fit(groups))
@@ -166,16 +166,16 @@ def quantize_q4_k(
         if mark:
             wide = np.where(fine, wide, np.nan)
         with np.errstate(over="ignore"):
-            raw = half(wide.astype(np.float32))
+            raw = small.half(wide.astype(np.float32))
         put(bits, run_of(16 * np.array([which]), 16), raw)
         put(bits, places, fields)
-        steps.append(np.nan_to_num(half_values(raw).astype(np.float64), posinf=1e30) * fields)
+        steps.append(np.nan_to_num(small.half_values(raw).astype(np.float64), posinf=1e30) * fields)
         kept.append(fields)
     step, offset = steps if stored else (scale, least)
     with np.errstate(all="ignore"):
         found = np.clip(rounded(quotient(groups + offset[..., None], step[..., None])), 0, 15)
     put(bits, codes, found.reshape(-1, 256).astype(np.int64))
-    return to_rows(np.packbits(bits.astype(np.uint8), axis=1, bitorder="little"), x, 256)
+    return small.to_rows(np.packbits(bits.astype(np.uint8), axis=1, bitorder="little"), x, 256)
 
 
 # --- Q6_K -------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def dequantize_q6_k(
     bits = spread(blocks.numpy().reshape(-1, Q6_K))
     scales = taken(bits, run_of(8 * (192 + np.arange(16)), 8))
     scales = np.where(signed & (scales > 127), scales - 256, scales)[:, _NUMBERS // group]
-    d = half_values(taken(bits, run_of(8 * np.array([d_at]), 16))).astype(np.float64)
+    d = small.half_values(taken(bits, run_of(8 * np.array([d_at]), 16))).astype(np.float64)
     with np.errstate(all="ignore"):
         return float_rows(d * scales * (taken(bits, codes) - zero), blocks, Q6_K)
 
