@@ -444,7 +444,7 @@ print(c_code.GIVEN.read_text())
 print("compiled with:", c_code.find_compiler() or "no compiler is here", *c_code.FLAGS)
 
 # %% [markdown]
-# All warnings are errors. Your function runs in a process of its own, on arrays that end exactly where memory ends: a float read too far, or a byte written too far, stops it on the spot, and the verdict says so. An endless loop ends after a few seconds. Nothing that you write can harm this notebook; what you write about memory is found out.
+# All warnings are errors. Your function runs in a process of its own, on arrays that end exactly where memory ends: a float read too far, or a byte written too far, stops it on the spot, and the verdict says so. An endless loop ends after a few seconds. So a mistake with memory costs you a verdict, and not this notebook. (It is a process like any other of yours: C can delete a file as well as Python can. In a class, answers run in a sandbox.)
 #
 # Where there is no C compiler, the two exercises say so, and everything else works.
 #
