@@ -845,7 +845,7 @@ for name in ("AdamW", "AdamW, other seed", "MXFP8", "MXFP4"):
     )
 
 # %% [markdown]
-# In so short a run, MXFP8 and MXFP4 are both as near to float32 as another seed is: a run of this length cannot tell them apart. Longer ones can. With four layers and 500 steps, from two seeds, the validation loss was 2.420 and 2.451 with AdamW, and 2.429 and 2.462 with Adam8bit: 0.01 above in both. With MXFP8 and MXFP4 (even), from the first seed, it was 2.445 and 2.443: not farther off than the other seed. (Chapter 10 says how many runs it takes before one may believe such a difference.) A recipe for training in 4 bits adds what you have met: gradients rounded stochastically (chapter 02), rotations before the weight's gradient, NVFP4's finer scales, and some layers left in high precision.
+# In so short a run, MXFP8 and MXFP4 are both as near to float32 as another seed is: a run of this length cannot tell them apart. A longer one hardly can. With four layers and 500 steps, from two seeds, the validation loss was 2.420 and 2.451 with AdamW, and 2.429 and 2.462 with Adam8bit: 0.01 above in both. With MXFP8 and MXFP4 (even), from the first seed, it was 2.445 and 2.443: not farther off than the other seed. (Chapter 10 says how many runs it takes before one may believe such a difference.) A recipe for training in 4 bits adds what you have met: gradients rounded stochastically (chapter 02), rotations before the weight's gradient, NVFP4's finer scales, and some layers left in high precision.
 #
 # ---
 # ## The table of all formats
@@ -1026,7 +1026,7 @@ for name, guess in (
 #
 # Every block format that accelerators multiply today, from exponent bits up. Four points to take along:
 #
-# - A block's scale does the exponent's work. Inside a block mantissa bits count, and E2M3 is as good as E4M3.
+# - A block's scale does the exponent's work. Inside a block mantissa bits count, and E2M3 is nearly as good as E4M3.
 # - A scale is a number that is rounded itself. Powers of two waste half a binade; 4-bit codes feel it, 8-bit codes do not.
 # - Blocks lie along a sum. Another sum needs another cast, from high precision.
 # - What is kept for a long time (moments, weights) wants the transformation that makes its range small: a root, a rotation.
