@@ -182,11 +182,14 @@ def quantize_mx(x, fmt, mode="floor", block=MX_BLOCK):
         raise ValueError(f"blocks of {block} do not divide rows of {x.shape[-1]}")
     blocks = x.detach().float().unflatten(-1, (x.shape[-1] // block, block))
     scale = e8m0_scale(blocks.abs().amax(-1), fmt, mode)
-    is_nan = (scale == NAN_SCALE).unsqueeze(-1)
-    scaled = torch.where(is_nan, 0.0, blocks / scale_value(scale).unsqueeze(-1)).flatten(-2)
+    scaled = blocks / scale_value(scale).unsqueeze(-1)
+    is_nan = scale == NAN_SCALE
+    if is_nan.any():
+        scaled = scaled.masked_fill(is_nan.unsqueeze(-1), 0.0)
+    scaled = scaled.flatten(-2)
     if fmt.torch_dtype is not None and fmt.width == 8:  # the same codes, many times as fast
         largest = max_finite(fmt)
-        return scaled.clamp(-largest, largest).to(fmt.torch_dtype).view(torch.uint8), scale
+        return scaled.clamp_(-largest, largest).to(fmt.torch_dtype).view(torch.uint8), scale
     return quick_encode(scaled, fmt), scale
     ### END SOLUTION
 
