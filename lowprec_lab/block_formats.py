@@ -245,6 +245,13 @@ class Adam8bit(torch.optim.Optimizer):
         parameter.copy_(made[0])
         state["moments"] = made[1:]
 
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As torch has it, which makes every tensor of a state float32: codes become codes again."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            m_codes, m_scale, r_codes, r_scale = state["moments"]
+            state["moments"] = m_codes.to(FP8), m_scale, r_codes.to(FP8), r_scale
+
     def moment_bytes(self) -> int:
         """The bytes of all moments and their scales."""
         return sum(part.nbytes for state in self.state.values() for part in state["moments"])

@@ -182,11 +182,14 @@ def quantize_mx(x, fmt, mode="floor", block=MX_BLOCK):
         raise ValueError(f"blocks of {block} do not divide rows of {x.shape[-1]}")
     blocks = x.detach().float().unflatten(-1, (x.shape[-1] // block, block))
     scale = e8m0_scale(blocks.abs().amax(-1), fmt, mode)
-    is_nan = (scale == NAN_SCALE).unsqueeze(-1)
-    scaled = torch.where(is_nan, 0.0, blocks / scale_value(scale).unsqueeze(-1)).flatten(-2)
+    scaled = blocks / scale_value(scale).unsqueeze(-1)
+    is_nan = scale == NAN_SCALE
+    if is_nan.any():
+        scaled = scaled.masked_fill(is_nan.unsqueeze(-1), 0.0)
+    scaled = scaled.flatten(-2)
     if fmt.torch_dtype is not None and fmt.width == 8:  # the same codes, many times as fast
         largest = max_finite(fmt)
-        return scaled.clamp(-largest, largest).to(fmt.torch_dtype).view(torch.uint8), scale
+        return scaled.clamp_(-largest, largest).to(fmt.torch_dtype).view(torch.uint8), scale
     return quick_encode(scaled, fmt), scale
     ### END SOLUTION
 
@@ -845,7 +848,7 @@ for name in ("AdamW", "AdamW, other seed", "MXFP8", "MXFP4"):
     )
 
 # %% [markdown]
-# In so short a run, MXFP8 and MXFP4 are both as near to float32 as another seed is: a run of this length cannot tell them apart. Longer ones can. With four layers and 500 steps, from two seeds, the validation loss was 2.420 and 2.451 with AdamW, and 2.429 and 2.462 with Adam8bit: 0.01 above in both. With MXFP8 and MXFP4 (even), from the first seed, it was 2.445 and 2.443: not farther off than the other seed. (Chapter 10 says how many runs it takes before one may believe such a difference.) A recipe for training in 4 bits adds what you have met: gradients rounded stochastically (chapter 02), rotations before the weight's gradient, NVFP4's finer scales, and some layers left in high precision.
+# In so short a run, MXFP8 and MXFP4 are both as near to float32 as another seed is: a run of this length cannot tell them apart. A longer one hardly can. With four layers and 500 steps, from two seeds, the validation loss was 2.420 and 2.451 with AdamW, and 2.429 and 2.462 with Adam8bit: 0.01 above in both. With MXFP8 and MXFP4 (even), from the first seed, it was 2.445 and 2.443: not farther off than the other seed. (Chapter 10 says how many runs it takes before one may believe such a difference.) A recipe for training in 4 bits adds what you have met: gradients rounded stochastically (chapter 02), rotations before the weight's gradient, NVFP4's finer scales, and some layers left in high precision.
 #
 # ---
 # ## The table of all formats
@@ -1026,7 +1029,7 @@ for name, guess in (
 #
 # Every block format that accelerators multiply today, from exponent bits up. Four points to take along:
 #
-# - A block's scale does the exponent's work. Inside a block mantissa bits count, and E2M3 is as good as E4M3.
+# - A block's scale does the exponent's work. Inside a block mantissa bits count, and E2M3 is nearly as good as E4M3.
 # - A scale is a number that is rounded itself. Powers of two waste half a binade; 4-bit codes feel it, 8-bit codes do not.
 # - Blocks lie along a sum. Another sum needs another cast, from high precision.
 # - What is kept for a long time (moments, weights) wants the transformation that makes its range small: a root, a rotation.

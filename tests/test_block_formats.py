@@ -186,6 +186,24 @@ def test_an_optimizer_with_moments_in_8_bits_learns():
     assert optimizer.moment_bytes() == 2 * (1200 + 4 * 5)
 
 
+def test_an_optimizer_goes_on_from_where_it_was():
+    torch.manual_seed(7)
+    weights = [torch.zeros(300, requires_grad=True) for _ in range(2)]
+    gradients = torch.randn(6, 300)
+    one, other = (Adam8bit([weight], lr=0.1) for weight in weights)
+    for step, gradient in enumerate(gradients):
+        if step == 3:
+            with torch.no_grad():
+                weights[1].copy_(weights[0])
+            other.load_state_dict(copy.deepcopy(one.state_dict()))
+            assert other.moment_bytes() == one.moment_bytes()
+        for weight, optimizer in zip(weights, (one, other), strict=True):
+            if optimizer is one or step >= 3:
+                weight.grad = gradient.clone()
+                optimizer.step()
+    assert torch.equal(*weights)
+
+
 def test_a_gpt_in_mx_trains_and_keeps_its_parameters():
     torch.manual_seed(6)
     model = GPT(GPTConfig(vocab_size=32, context=32, layers=1, heads=2, width=32))
