@@ -212,9 +212,10 @@ def test_without_a_compiler(monkeypatch, capsys):
 def test_an_answer_can_be_followed_where_an_oracle_stands_in_for_what_it_calls(monkeypatch):
     """The oracles of max_finite and min_normal look at codes with numpy, which no compiler follows."""
     from lowprec_lab import rounding
-    from lowprec_lab.graders.registry import ORACLES
+    from lowprec_lab.graders.registry import ORACLES, load_graders
     from lowprec_lab.sources import reference_source
 
+    load_graders()
     names = {name: ORACLES[name] for name in ("max_finite", "min_normal")} | {"torch": torch, "fill": lambda f: f}
     exec(reference_source("fast_round_to").text, names)
     x = torch.tensor([0.1, 465.0, -1e-9, 1e6])
