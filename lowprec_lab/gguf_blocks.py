@@ -161,6 +161,16 @@ def run_q4_0(function: Callable[[], str], x: Tensor) -> Tensor:
     return c_code.run(function(), "quantize_q4_0", x, block=BLOCK, block_bytes=LAYOUTS["q4_0"].bytes)
 
 
+def defined_q8_0(function: Callable[[], str], x: Tensor) -> Tensor:
+    """As run_q8_0, but stopped at the first thing that C leaves undefined, where the compiler can do that."""
+    return c_code.run_defined(function(), "quantize_q8_0", x, block=BLOCK, block_bytes=LAYOUTS["q8_0"].bytes)
+
+
+def defined_q4_0(function: Callable[[], str], x: Tensor) -> Tensor:
+    """The same for Q4_0."""
+    return c_code.run_defined(function(), "quantize_q4_0", x, block=BLOCK, block_bytes=LAYOUTS["q4_0"].bytes)
+
+
 # --- given for blocks of 256 and for files ----------------------------------------------------------------------------
 
 SUPER_BLOCK = 256  # numbers in a block of Q4_K and Q6_K
