@@ -255,6 +255,11 @@ def reciprocal_of_the_stored(x):
     return exact.quantize_q8_0(x, step=exact.half_step)
 
 
+@misconception("quantize_q8_0", "It takes the reciprocal in float16, and of the d that is stored.")
+def reciprocal_in_half(x):
+    return exact.quantize_q8_0(x, step=exact.half_step, narrow=True)
+
+
 @misconception("quantize_q8_0", "It divides by d: a product with the rounded reciprocal differs for some.")
 def divides(x):
     return exact.quantize_q8_0(x, divide=True)
@@ -436,7 +441,7 @@ def first_half_is_high(x):
 
 @misconception("quantize_q4_0", "It takes the reciprocal of d as float16, the one that is stored.")
 def q4_0_of_the_stored(x):
-    return exact.quantize_q4_0(x, step=exact.half_step)
+    return exact.quantize_q4_0(x, step=exact.half_step, round_=exact.wrapped, pack=exact.spilled)
 
 
 @misconception("quantize_q4_0", "It rounds to nearest and adds 8: what is half-way goes to the even code.")
@@ -566,11 +571,22 @@ def sixteen_steps_spilled(x):
     return exact.quantize_q4_1(x, levels=16, top=16, pack=exact.spilled)
 
 
-@misconception("quantize_q4_1", "It puts m into float16 first, and works out d and the codes from that.")
+@misconception(
+    "quantize_q4_1",
+    "It puts m into float16 first, and takes d and the codes from that: some are below 0, and run over.",
+)
 def from_the_stored_m(x):
-    return exact.quantize_q4_1(
-        x, ends=lambda b: (exact.half_step(b.min(axis=1, keepdims=True)), b.max(axis=1, keepdims=True))
-    )
+    def ends(blocks):
+        return exact.half_step(blocks.min(axis=1, keepdims=True)), blocks.max(axis=1, keepdims=True)
+
+    return exact.quantize_q4_1(x, ends=ends, round_=exact.wrapped, pack=exact.spilled)
+
+
+@misconception(
+    "quantize_q4_1", "It subtracts m as float16, the one that is stored: some codes are below 0, and run over."
+)
+def subtracts_the_stored_and_wraps(x):
+    return exact.quantize_q4_1(x, origin=exact.half_step, round_=exact.wrapped, pack=exact.spilled)
 
 
 # --- 12.5 quantize_q5_0 -----------------------------------------------------------------------------------------------
@@ -617,7 +633,7 @@ def q5_0_runs_over(x):
 
 @misconception("quantize_q5_0", "It takes the reciprocal of d as float16, the one that is stored.")
 def q5_0_of_the_stored(x):
-    return exact.quantize_q5_0(x, step=exact.half_step)
+    return exact.quantize_q5_0(x, step=exact.half_step, round_=exact.wrapped, pack=exact.spilled_from_five_bits)
 
 
 @misconception("quantize_q5_0", "It puts the nibbles of neighbours into one byte: numbers 2j and 2j + 1.")

@@ -92,11 +92,18 @@ def fifths(codes: np.ndarray, order: np.ndarray | None = None, from_above: bool 
 
 
 def scaled_by(
-    values: np.ndarray, d: np.ndarray, step: Callable = lambda d: d, settle: bool = True, divide: bool = False
-) -> np.ndarray:
-    """values * (1 / d), or 0 where that is settled. step: the d whose reciprocal is taken. divide: by it, instead."""
+    values: np.ndarray, d: np.ndarray, step: Callable = lambda d: d, settle: bool = True, divide: bool = False,
+    narrow: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """values * (1 / d), or 0 where that is settled. step: the d whose reciprocal is taken. divide: by it, instead.
+
+    narrow: the reciprocal is a float16.
+    """
     with np.errstate(all="ignore"):
         inverse, usable = reciprocal(step(d).astype(np.float32))
+        if narrow:
+            inverse = half_step(inverse)
+            usable &= np.isfinite(inverse)
         scaled = (values / step(d) if divide else values * inverse).astype(np.float32)
     return np.where(usable, scaled, 0) if settle else np.nan_to_num(scaled, nan=0, posinf=1e9, neginf=-1e9)
 
@@ -113,7 +120,8 @@ def quantize_q8_0(
     """amax: of blocks. rounded: to whole numbers. order: of d's bytes. scaling: of `scaled_by`."""
     blocks = in_blocks(x)
     d = (amax(blocks) / np.float32(top)).astype(np.float32)
-    codes = np.clip(rounded(scaled_by(blocks, d, **scaling)), -128, 127)
+    codes = rounded(scaled_by(blocks, d, **scaling))
+    codes = codes if scaling.get("settle", True) else np.clip(codes, -128, 127)  # else a cast to a byte wraps around
     return to_rows(np.concatenate([half_bytes(d)[:, ::order], codes.astype(np.int64) % 256], axis=1), x)
 
 
@@ -127,6 +135,12 @@ def cut(scaled: np.ndarray, offset: float, top: int | None, wide: bool = False) 
     sums = scaled.astype(np.float64) + offset if wide else scaled.astype(np.float32) + np.float32(offset)
     codes = np.floor(np.clip(sums, 0, 1000))
     return (codes if top is None else np.minimum(codes, top)).astype(np.int64)
+
+
+def wrapped(scaled: np.ndarray, offset: float, top: int) -> np.ndarray:
+    """As `cut`, but what is below 0 wraps around, as in a cast to a byte: -1 is 255."""
+    sums = np.minimum(scaled.astype(np.float32) + np.float32(offset), top)
+    return np.trunc(sums).astype(np.int64) % 256
 
 
 def even(scaled: np.ndarray, offset: float, top: int | None) -> np.ndarray:
@@ -160,6 +174,12 @@ def in_five_bits(codes: np.ndarray) -> np.ndarray:
 
 def quantize_q5_0(x: Tensor, pack: Callable = in_five_bits, **changed: object) -> Tensor:
     return by_largest(x, 5, pack, **changed)
+
+
+def spilled_from_five_bits(codes: np.ndarray) -> np.ndarray:
+    """As `in_five_bits`, with more than one fifth bit where a code has more than five."""
+    fifth = (codes // 16).reshape(-1, 4, 8) @ 2 ** np.arange(8) % 256
+    return np.concatenate([fifth, nibbles(codes)], axis=1)
 
 
 def quantize_q4_1(
