@@ -444,7 +444,9 @@ for name, quantize in quantizers.items():
 # %%
 print(c_code.GIVEN.read_text())
 print("compiled with:", c_code.find_compiler() or "no compiler is here", *c_code.FLAGS)
-print("and once more: ", *(c_code.finds_undefined(c_code.find_compiler() or "") or ["no, this compiler cannot do that"]))
+print(
+    "and once more: ", *(c_code.finds_undefined(c_code.find_compiler() or "") or ["no, this compiler cannot do that"])
+)
 
 # %% [markdown]
 # All warnings are errors. Your function runs in a process of its own, on arrays that end exactly where memory ends: a float read too far, or a byte written too far, stops it on the spot, and the verdict says so. An endless loop ends after a few seconds. So a mistake with memory costs you a verdict, and not this notebook. (It is a process like any other of yours: C can delete a file as well as Python can. In a class, answers run in a sandbox.)
@@ -1118,7 +1120,7 @@ format_picture(rows)
 # - *Perplexity is coarse.* It says that Q4_1 is worse than Q4_0, and int8 better than float32. The KL divergence has them in order: it compares whole predictions with those of the model in float32, and not with the one character that comes next in the text.
 # - *The search pays.* Q4_K has as many bits as Q4_0, and is nearer to the model than Q4_1.
 #
-# On the small model that this page trains where it finds no run of yours, all formats of 4 bits are within half a percent of float32's perplexity, in any order: Q4_0 may be best of all, even before float32, and Q4_K worst. It has learned too little for its weights to matter that much. Its KL divergences are in the order of the table, with Q4_K and Q4_1 side by side.
+# On the small model that this page trains where it finds no run of yours, all formats of 4 bits are within half a percent of float32's perplexity, in any order: Q4_0 may be best of all, even before float32, and Q4_K worst. It has learned too little for its weights to matter that much. Its KL divergences rank the formats as those above do, except that Q4_K and Q4_1 are side by side.
 
 
 # %% [markdown]
