@@ -37,12 +37,15 @@ GIVEN, HARNESS = HERE / "gguf_blocks.c", HERE / "c_harness.c"
 HOLE = "/*** YOUR FUNCTION ***/"
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror")
 SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# gcc's `undefined` does not look at casts of floats. Warnings have been told before.
+UNDEFINED = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-w")
 NATIVE = ("-march=native",)
 # The name under which a compiler sees an answer, and which no sentence shows.
 _TEXT = "your_answer.c"
 COMPILE_LIMIT_S, RUN_LIMIT_S = 30.0, 6.0
 _MEMORY_BYTES = 2 * 2**30  # of the process that runs an answer, its arrays included
 _MOST_PRINTED = 2000
+_STOPPED = "A sanitizer stopped it: "
 _MOST_MESSAGES = 3
 
 NO_COMPILER = (
@@ -97,14 +100,35 @@ def run(
     Raises AnswerFailed, with a sentence, for what does not compile, crashes, never ends or touches what is not its own;
     CompilerMissingError; ValueError for an `x` of another kind.
     """
-    raw, _ = _execute(text, function, x, block, block_bytes, sanitize, seconds, repeats=1)
+    raw, _ = _execute(text, function, x, block, block_bytes, SANITIZE if sanitize else (), seconds, repeats=1)
+    made = torch.from_numpy(np.frombuffer(raw, np.uint8).copy())
+    return made.reshape(*x.shape[:-1], x.shape[-1] // block * block_bytes)
+
+
+def run_defined(text: str, function: str, x: Tensor, *, block: int = 32, block_bytes: int) -> Tensor:
+    """The same as `run`, but stopped at the first thing that C leaves undefined, where the compiler can do that.
+
+    Such a thing may well give the right bytes here. Raises AnswerFailed of the kind "undefined" for it.
+    """
+    flags = finds_undefined(find_compiler() or "")
+    try:
+        raw, _ = _execute(text, function, x, block, block_bytes, flags, RUN_LIMIT_S, repeats=1)
+    except AnswerFailed as failure:
+        if not failure.sentence.startswith(_STOPPED):
+            raise
+        place, _, what = failure.sentence.removeprefix(_STOPPED).replace("runtime error: ", "").partition(": ")
+        sentence = (
+            f"It passes here by luck: {place.strip()}, {what}. C leaves that undefined: another processor, compiler or "
+            "level of optimization may give other bytes."
+        )
+        raise AnswerFailed("undefined", sentence) from None
     made = torch.from_numpy(np.frombuffer(raw, np.uint8).copy())
     return made.reshape(*x.shape[:-1], x.shape[-1] // block * block_bytes)
 
 
 def fastest(text: str, function: str, x: Tensor, *, block: int = 32, block_bytes: int, repeats: int = 5) -> float:
     """Seconds of the fastest of `repeats` runs over `x`, without the start of its process. Raises as `run` does."""
-    return _execute(text, function, x, block, block_bytes, False, 60.0, repeats)[1]
+    return _execute(text, function, x, block, block_bytes, (), 60.0, repeats)[1]
 
 
 def in_process(text: str, function: str, *, block: int = 32, block_bytes: int) -> Callable[[Tensor], Tensor]:
@@ -139,6 +163,22 @@ def for_this_processor(compiler: str) -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return NATIVE if tried.returncode == 0 else ()
+
+
+@functools.lru_cache(maxsize=8)
+def finds_undefined(compiler: str) -> tuple[str, ...]:
+    """`UNDEFINED`, where what this compiler makes with it runs; else nothing."""
+    with tempfile.TemporaryDirectory(prefix="lowprec-c-") as folder:
+        command = [compiler, *UNDEFINED, "-x", "c", "-", "-o", "program"]
+        try:
+            subprocess.run(
+                command, cwd=folder, input=b"int main(void) { return 0; }", env=_environment(), capture_output=True,
+                timeout=COMPILE_LIMIT_S, check=True,
+            )  # fmt: skip
+            subprocess.run([str(Path(folder) / "program")], capture_output=True, timeout=COMPILE_LIMIT_S, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return ()
+    return UNDEFINED
 
 
 def _require_blocks(x: Tensor, block: int) -> None:
@@ -233,14 +273,16 @@ def _plain(message: str) -> str:
 
 
 def _execute(
-    text: str, function: str, x: Tensor, block: int, block_bytes: int, sanitize: bool, seconds: float, repeats: int
-) -> tuple[bytes, float]:
+    text: str, function: str, x: Tensor, block: int, block_bytes: int, more: tuple[str, ...], seconds: float,
+    repeats: int,
+) -> tuple[bytes, float]:  # fmt: skip
     _require_blocks(x, block)
-    program = _build(text, function, SANITIZE if sanitize else ())
+    program = _build(text, function, more)
     blocks = x.numel() // block
-    numbers = (blocks, block, block_bytes, int(seconds) + 1, 0 if sanitize else _MEMORY_BYTES, repeats)
+    memory = 0 if more == SANITIZE else _MEMORY_BYTES
+    numbers = (blocks, block, block_bytes, int(seconds) + 1, memory, repeats)
     told, printed, code = _child([str(program), *map(str, numbers)], x.detach().contiguous().numpy().tobytes(), seconds)
-    if printed:
+    if printed and not (_by_sanitizer(printed) and not told):
         print(printed.decode("utf-8", "replace")[:_MOST_PRINTED])
     if not told:
         raise AnswerFailed("exception", _how_it_ended(code, printed))
@@ -280,11 +322,15 @@ def _end(child: subprocess.Popen) -> None:
             pipe.close()
 
 
+def _by_sanitizer(printed: bytes) -> bool:
+    return b"Sanitizer" in printed or b"runtime error" in printed
+
+
 def _how_it_ended(code: int, printed: bytes) -> str:
-    if b"Sanitizer" in printed or b"runtime error" in printed:
+    if _by_sanitizer(printed):
         line = next(line for line in printed.decode("utf-8", "replace").splitlines() if "rror" in line)
         said = re.sub(rf"^.*{re.escape(_TEXT)}:(\d+):\d+:", r"line \1:", line)
-        return f"A sanitizer stopped it: {said}"
+        return f"{_STOPPED}{said}"
     if code == 0:
         return "It ended its process before it was done. Return from your function; do not call exit."
     if code > 0:

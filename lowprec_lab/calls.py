@@ -35,7 +35,8 @@ _LIBRARIES = (
 class AnswerFailed(Exception):
     """An answer raised, ran too long, changed its input or gave back something that is not data.
 
-    kind: "exception", "timeout", "memory", "mutated" or "type". where: the learner's own line, or "".
+    kind: "exception", "timeout", "memory", "mutated", "type" or "undefined" (by the C standard).
+    where: the learner's own line, or "".
     """
 
     def __init__(self, kind: str, sentence: str, where: str = "") -> None:

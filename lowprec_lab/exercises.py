@@ -402,13 +402,25 @@ def question(key: str, value: object) -> None:
         print(f"? {key}   not answered yet: put your answer in place of the dots.")
     elif isinstance(value, str) and not isinstance(asked.right, str):
         print(f"? {key}   write it without quotes: a number, True or False, not a text.")
-    elif (type(value) is bool) == (type(asked.right) is bool) and value == asked.right:
+    elif (type(value) is bool) == (type(asked.right) is bool) and _in_any_case(value) == _in_any_case(asked.right):
         print(f"✓ {key}   {asked.because}")
     else:
         known = next(
-            (text for wrong, text in asked.nudges.items() if type(wrong) is type(value) and wrong == value), ""
+            (
+                text
+                for wrong, text in asked.nudges.items()
+                if type(wrong) is type(value) and _in_any_case(wrong) == _in_any_case(value)
+            ),
+            "",
         )
         print(f"✗ {key}   {known or asked.nudge}")
+
+
+def _in_any_case(value: object) -> object:
+    """The value with all of its letters small."""
+    if isinstance(value, tuple):
+        return tuple(map(_in_any_case, value))
+    return value.lower() if isinstance(value, str) else value
 
 
 def check_answers(path: str | Path | None = None, names: list[str] | None = None) -> dict:

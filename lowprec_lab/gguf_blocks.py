@@ -161,6 +161,16 @@ def run_q4_0(function: Callable[[], str], x: Tensor) -> Tensor:
     return c_code.run(function(), "quantize_q4_0", x, block=BLOCK, block_bytes=LAYOUTS["q4_0"].bytes)
 
 
+def defined_q8_0(function: Callable[[], str], x: Tensor) -> Tensor:
+    """As run_q8_0, but stopped at the first thing that C leaves undefined, where the compiler can do that."""
+    return c_code.run_defined(function(), "quantize_q8_0", x, block=BLOCK, block_bytes=LAYOUTS["q8_0"].bytes)
+
+
+def defined_q4_0(function: Callable[[], str], x: Tensor) -> Tensor:
+    """The same for Q4_0."""
+    return c_code.run_defined(function(), "quantize_q4_0", x, block=BLOCK, block_bytes=LAYOUTS["q4_0"].bytes)
+
+
 # --- given for blocks of 256 and for files ----------------------------------------------------------------------------
 
 SUPER_BLOCK = 256  # numbers in a block of Q4_K and Q6_K
@@ -209,8 +219,8 @@ def quantize_q4_k(x: Tensor) -> Tensor:
     """Bytes of Q4_K for x, judged by the numbers that they stand for.
 
     x: (..., n) float32, n a multiple of 256 (else ValueError, as `as_blocks`). Returns: uint8, (..., n / 256 * 144).
-    - On normal numbers the root mean square error is at most 0.074 of their size; on other tensors at most 1.036 times
-      that of a good search for the scale and the min of each group. Where groups of one block differ in size, each
+    - The root mean square error is at most 1.036 times that of a good search for the scale and the min of each group:
+      on normal numbers that is 0.074 of their size. Where groups of one block differ in size, each
       group's error as a share of its own size is at most 1.05 times as large as there, on the whole.
     - No group is worse than the bound of a plain way, whose scale is (largest - smallest) / 15 (`plain_bound`).
     - A block of zeros stands for zeros. d and dmin are finite (at most 65504) where all numbers of a block are; where
@@ -237,7 +247,7 @@ def write_gguf(file: object, metadata: dict, tensors: list[GGUFTensor]) -> None:
     "GGUF"; uint32 3; uint64: how many tensors; uint64: how many entries of metadata. Then
     - for each entry, in the order of the dict: key; uint32 type; value. A str is type 8: its length in bytes of UTF-8
       as uint64, and the bytes; a key is written in the same way. bool: 7, one byte. int: 4, uint32. float: 6, float32.
-      list: 9; uint32 type of its elements (that of the first one), uint64: how many, the elements;
+      list: 9; uint32 type of its elements (that of the first one: no list is empty), uint64: how many, the elements;
     - for each tensor: name, as a str; uint32: how many dimensions; a uint64 for each, the *last one first*; uint32
       type (GGUF_TYPES); uint64: where its bytes begin, counted from the beginning of the data;
     - zeros up to a multiple of the alignment; there the data begins. Each tensor's bytes, followed by zeros up to a

@@ -129,6 +129,33 @@ def test_undefined_behaviour_is_found_by_the_sanitizers():
     assert "shift exponent 40" in said(UNUSED + " volatile int n = 40; out[0] = (uint8_t)(1 << n);", sanitize=True)
 
 
+BY_LUCK = "for (size_t i = 0; i < blocks * 32; i++)\n out[i] = (uint8_t)-x[i];"
+
+
+def test_what_is_right_by_luck_is_told_with_its_line(capsys):
+    run(BY_LUCK)
+    with pytest.raises(
+        AnswerFailed, match="by luck: line 3, -1 is outside the range of .* 'unsigned char'. C"
+    ) as caught:
+        c_code.run_defined(text(BY_LUCK), "row", X, block_bytes=32)
+    assert caught.value.kind == "undefined"
+    assert capsys.readouterr().out == ""
+    assert torch.equal(c_code.run_defined(text(COPY), "row", X, block_bytes=32), X.to(torch.uint8))
+
+
+def test_a_crash_is_no_luck():
+    with pytest.raises(AnswerFailed) as caught:
+        c_code.run_defined(text("out[blocks * 32] = (uint8_t)x[0];"), "row", X, block_bytes=32)
+    assert caught.value.sentence == c_code.ENDINGS[2]
+
+
+def test_a_compiler_that_cannot_look_for_luck_compiles_all_the_same(monkeypatch):
+    monkeypatch.setattr(c_code, "finds_undefined", lambda compiler: ())
+    assert c_code.run_defined(text(BY_LUCK), "row", X, block_bytes=32).shape == (2, 64)
+    monkeypatch.undo()
+    assert c_code.finds_undefined("/no/compiler") == ()
+
+
 def test_an_endless_loop_is_stopped():
     began = time.monotonic()
     with pytest.raises(AnswerFailed, match="stopped after 0.5 s") as caught:
@@ -251,6 +278,14 @@ def in_sandbox(workers, body, head="", x=X):
 def test_the_sandbox_compiles(workers):
     assert torch.equal(in_sandbox(workers, COPY)[0], X.to(torch.uint8))
     assert {"c_code.py", "gguf_blocks.c", "c_harness.c"} <= set(package_files(c_code.HERE))
+
+
+def test_the_sandbox_finds_luck(workers):
+    from sandboxes import run as ask
+
+    code = f"return c_code.run_defined({text(BY_LUCK)!r}, 'row', x, block_bytes=32)"
+    outcome, _ = ask(workers, code, X, imports="from lowprec_lab import c_code", within=60)
+    assert "by luck: line 3" in outcome[1]
 
 
 def test_of_programs_only_the_compilers_are_there(workers):

@@ -1,23 +1,25 @@
 """Blocks of 32 against gguf-py's numpy, and answers in C under sanitizers and where there is no compiler."""
 
 import math
+import re
 import sys
 
 import numpy as np
 import pytest
 import torch
 
-from lowprec_lab import c_code, libraries
+from lowprec_lab import c_code, gguf_blocks, libraries
 from lowprec_lab.bench.other_answers import load_answer, other_answers
 from lowprec_lab.blanks import BLANKS
-from lowprec_lab.gguf_blocks import LAYOUTS, as_blocks, run_q4_0, run_q8_0
+from lowprec_lab.calls import AnswerFailed
+from lowprec_lab.gguf_blocks import BLOCK, LAYOUTS, as_blocks, run_q4_0, run_q8_0
 from lowprec_lab.graders import gguf_blocks as grader
 from lowprec_lab.graders import gguf_blocks_oracle as exact
 from lowprec_lab.graders import judging
 from lowprec_lab.graders.case import Call, Case
 from lowprec_lab.graders.counterexample import input_rows
 from lowprec_lab.graders.naming import input_key
-from lowprec_lab.graders.reproduction import try_it
+from lowprec_lab.graders.reproduction import try_again, try_it
 from lowprec_lab.sources import Source, reference
 
 NAMES = ("q8_0", "q4_0", "q4_1", "q5_0")
@@ -126,6 +128,58 @@ def test_right_answers_in_c_are_clean_under_sanitizers(name, place):
     size = LAYOUTS[layout].bytes
     got = c_code.run(function(), f"quantize_{layout}", x, block_bytes=size, sanitize=True)
     assert torch.equal(got, grader.settled(got, want, size))
+
+
+def tried(line, function):
+    """What the line to try does with this answer: the exception's text, or ""."""
+    known = {**vars(gguf_blocks), "torch": torch, line.partition("(")[2].partition(",")[0]: function}
+    try:
+        eval(line, known)
+    except AnswerFailed as failure:
+        return failure.sentence
+    return ""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("int code = (int)roundf(v);", "uint8_t code = (uint8_t)roundf(v);"), "type 'unsigned char'"),
+        (("isfinite(d) && isfinite(id)", "isfinite(d) || isfinite(id)"), "type 'int'"),
+    ],
+)
+def test_bytes_that_are_right_by_luck_do_not_pass(change, sentence):
+    def answer():
+        return grader.changed(exact.Q8_0_IN_C, change)
+
+    verdict = judging.grade(BLANKS["q8_0_in_c"], answer)
+    if verdict.passed and not c_code.finds_undefined(c_code.find_compiler()):
+        pytest.skip("this compiler cannot look for what is undefined")
+    assert (verdict.headline, verdict.passed) == ("right here, by luck", False)
+    assert re.match(r"It passes here by luck: line \d+, ", verdict.sentences[0])
+    assert sentence in verdict.sentences[0]
+    assert not verdict.notes
+    assert tried(verdict.try_it, answer) == verdict.sentences[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [(("j < 32", "j <= 32"), "beyond the end of x"), (("34 * b", "36 * b"), "beyond the end of out")],
+)
+def test_a_line_to_try_has_whole_blocks_and_shows_the_failure(change, sentence):
+    def answer():
+        return grader.changed(exact.Q8_0_IN_C, change)
+
+    verdict = judging.grade(BLANKS["q8_0_in_c"], answer)
+    assert sentence in verdict.text()
+    assert sentence in tried(verdict.try_it, answer)
+
+
+def test_a_line_to_try_after_an_endless_loop_has_whole_blocks():
+    x = torch.arange(96.0).reshape(1, 96)
+    line = try_again(BLANKS["quantize_q8_0"], None, Call((x,)))
+    assert eval(line, {"quantize_q8_0": lambda x: x.shape[-1] % BLOCK, "torch": torch}) == 0
 
 
 @needs_compiler

@@ -94,7 +94,9 @@ OF_ANOTHER_KIND = {
 @pytest.mark.parametrize("wrong", WRONG, ids=label)
 def test_a_misconception_fails_for_nothing_but_what_its_sentence_says(wrong):
     """Else a learner's version, which fails for that alone, would not be named."""
-    outcomes = [naming.known_outcome(wrong, check, PUBLIC_SEED, 1) for check in CHECKS[wrong.exercise]]
+    outcomes = [
+        naming.known_outcome(wrong, check, PUBLIC_SEED, 1) for check in CHECKS[wrong.exercise] if not check.last
+    ]
     odd = [o.failure.sentence for o in outcomes if o.failure]
     odd += [record.problem[1] for o in outcomes for record in o.records if record.problem]
     own = wrong.function.__name__ in OF_ANOTHER_KIND or wrong.exercise == "double_rounding_victims"

@@ -267,6 +267,13 @@ def test_exact_says_on_how_many_inputs():
 # the counter-example
 
 
+def test_what_is_judged_by_error_is_not_called_bit_exact():
+    verdict = judged("quantize_q4_k", reference("quantize_q4_k"))
+    assert re.fullmatch(r"right on ([\d,]+) of \1 inputs, judged by error", verdict.headline)
+    plain = next(each for each in MISCONCEPTIONS["quantize_q4_k"] if each.function.__name__ == "ends_as_they_are")
+    assert [row.label for row in verdict_on(plain).rows][-2:] == ["yours", "at most"]
+
+
 def test_marks_stand_under_the_bits_that_differ():
     def wrong(codes, fmt):
         values = reference("decode")(codes, fmt)

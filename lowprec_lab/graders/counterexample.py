@@ -58,9 +58,9 @@ def _argument_names(blank: Blank, call: Call) -> list[str]:
 
 
 def result_rows(record: Record, index: int) -> list[Row]:
-    """What came out for element `index`, "yours", and what is "right"."""
+    """What came out for element `index`, "yours", and what is "right" (or "at most" right)."""
     rows = []
-    for label, results in (("yours", record.got), ("right", record.want)):
+    for label, results in (("yours", record.got), (record.right, record.want)):
         elements = [r.detach().reshape(-1)[index] if isinstance(r, Tensor) else r for r in results]
         if isinstance(record.show, Format):
             rows.append(_element_row(label, elements[0], record.show))

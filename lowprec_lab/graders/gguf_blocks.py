@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowprec_lab.gguf_blocks import run_q4_0, run_q8_0
+from lowprec_lab.gguf_blocks import defined_q4_0, defined_q8_0, run_q4_0, run_q8_0
 from lowprec_lab.graders import gguf_blocks_oracle as exact
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 
@@ -165,7 +165,7 @@ def _checks_of(exercise: str, name: str) -> None:
             _compare(answer, case, name, not_usable(case.rng))
 
 
-def _checks_in_c(exercise: str, name: str, run: Callable) -> None:
+def _checks_in_c(exercise: str, name: str, run: Callable, run_defined: Callable) -> None:
     """The same for an answer in C, which the scenario `run` runs: one process for each call, so few calls."""
 
     @check_for(exercise, weight=2)
@@ -192,6 +192,12 @@ def _checks_in_c(exercise: str, name: str, run: Callable) -> None:
         """Blocks of zeros, and next to zero; blocks with NaN, and with infinities."""
         for _ in range(case.count(1)):
             _compare(answer, case, name, torch.cat([zeros(case.rng, 8), not_usable(case.rng)]), run)
+
+    @check_for(exercise, last=True)
+    def only_what_c_defines(answer, case):
+        """All kinds of blocks again, compiled to stop at what C leaves undefined (where the compiler can do that)."""
+        blocks = [drawn(case.rng, 4, 32), near_ties(case.rng, 4, name), not_usable(case.rng)]
+        _compare(answer, case, name, torch.cat(blocks + [make(case.rng, 2) for make in _SIZES]), run_defined)
 
 
 def huge(rng: np.random.Generator, blocks: int) -> Tensor:
@@ -247,6 +253,11 @@ def cuts_off(x):
 @misconception("quantize_q8_0", "It takes the reciprocal of d as float16, the one that is stored.")
 def reciprocal_of_the_stored(x):
     return exact.quantize_q8_0(x, step=exact.half_step)
+
+
+@misconception("quantize_q8_0", "It takes the reciprocal in float16, and of the d that is stored.")
+def reciprocal_in_half(x):
+    return exact.quantize_q8_0(x, step=exact.half_step, narrow=True)
 
 
 @misconception("quantize_q8_0", "It divides by d: a product with the rounded reciprocal differs for some.")
@@ -379,6 +390,11 @@ def reads_the_high_byte_first(blocks, layout):
     return exact.dequantize_blocks(blocks, layout, half_of=lambda part: exact.halves_in(part, order=-1))
 
 
+@misconception("dequantize_blocks", "It subtracts 8 or 16 from bytes, which have no sign: 7 - 8 is 255.")
+def subtracts_in_bytes(blocks, layout):
+    return exact.dequantize_blocks(blocks, layout, wrap=True)
+
+
 # --- 12.3 quantize_q4_0 -----------------------------------------------------------------------------------------------
 
 
@@ -425,7 +441,7 @@ def first_half_is_high(x):
 
 @misconception("quantize_q4_0", "It takes the reciprocal of d as float16, the one that is stored.")
 def q4_0_of_the_stored(x):
-    return exact.quantize_q4_0(x, step=exact.half_step)
+    return exact.quantize_q4_0(x, step=exact.half_step, round_=exact.wrapped, pack=exact.spilled)
 
 
 @misconception("quantize_q4_0", "It rounds to nearest and adds 8: what is half-way goes to the even code.")
@@ -456,6 +472,33 @@ def plus_zero(x):
 @misconception("quantize_q4_0", "It uses 1 / d where that is infinite: numbers next to zero get codes 0 and 15.")
 def q4_0_infinite_reciprocal(x):
     return exact.quantize_q4_0(x, settle=False)
+
+
+@misconception(
+    "quantize_q4_0", "It divides the largest magnitude by -8: where that number is negative, d has the wrong sign."
+)
+def magnitude_by_minus_8(x):
+    return exact.quantize_q4_0(x, pick=magnitude)
+
+
+@misconception("quantize_q4_0", "It does not stop at 15: bit 4 of a 16 falls into the nibble of another number.")
+def spills_over(x):
+    return exact.quantize_q4_0(x, top=None, pack=exact.spilled)
+
+
+@misconception("quantize_q4_0", "Where there is no 1 / d it stores codes of 0, which stand for -8 d, and not of 8.")
+def code_0_for_0(x):
+    return exact.quantize_q4_0(x, empty=0)
+
+
+@misconception("quantize_q4_0", "It divides by d: a product with the rounded reciprocal differs for some.")
+def q4_0_divides(x):
+    return exact.quantize_q4_0(x, divide=True)
+
+
+@misconception("quantize_q4_0", "It stores the high byte of d first.")
+def q4_0_high_byte_first(x):
+    return exact.quantize_q4_0(x, order=-1)
 
 
 # --- 12.4 quantize_q4_1 -----------------------------------------------------------------------------------------------
@@ -518,6 +561,34 @@ def q4_1_packs_neighbours(x):
     return exact.quantize_q4_1(x, pack=lambda codes: exact.nibbles(codes, neighbours=True))
 
 
+@misconception("quantize_q4_1", "It divides by d: a product with the rounded reciprocal differs for some.")
+def q4_1_divides(x):
+    return exact.quantize_q4_1(x, divide=True)
+
+
+@misconception("quantize_q4_1", "It divides the range by 16, and lets bit 4 of code 16 fall into another nibble.")
+def sixteen_steps_spilled(x):
+    return exact.quantize_q4_1(x, levels=16, top=16, pack=exact.spilled)
+
+
+@misconception(
+    "quantize_q4_1",
+    "It puts m into float16 first, and takes d and the codes from that: some are below 0, and run over.",
+)
+def from_the_stored_m(x):
+    def ends(blocks):
+        return exact.half_step(blocks.min(axis=1, keepdims=True)), blocks.max(axis=1, keepdims=True)
+
+    return exact.quantize_q4_1(x, ends=ends, round_=exact.wrapped, pack=exact.spilled)
+
+
+@misconception(
+    "quantize_q4_1", "It subtracts m as float16, the one that is stored: some codes are below 0, and run over."
+)
+def subtracts_the_stored_and_wraps(x):
+    return exact.quantize_q4_1(x, origin=exact.half_step, round_=exact.wrapped, pack=exact.spilled)
+
+
 # --- 12.5 quantize_q5_0 -----------------------------------------------------------------------------------------------
 
 
@@ -562,7 +633,7 @@ def q5_0_runs_over(x):
 
 @misconception("quantize_q5_0", "It takes the reciprocal of d as float16, the one that is stored.")
 def q5_0_of_the_stored(x):
-    return exact.quantize_q5_0(x, step=exact.half_step)
+    return exact.quantize_q5_0(x, step=exact.half_step, round_=exact.wrapped, pack=exact.spilled_from_five_bits)
 
 
 @misconception("quantize_q5_0", "It puts the nibbles of neighbours into one byte: numbers 2j and 2j + 1.")
@@ -575,10 +646,39 @@ def q5_0_to_even(x):
     return exact.quantize_q5_0(x, round_=exact.even)
 
 
+@misconception("quantize_q5_0", "It stores the last eight fifth bits first: the high byte of the four.")
+def fifths_high_byte_first(x):
+    return exact.quantize_q5_0(
+        x, pack=lambda codes: np.concatenate([exact.fifths(codes)[:, ::-1], exact.nibbles(codes)], axis=1)
+    )
+
+
+@misconception(
+    "quantize_q5_0", "It divides the largest magnitude by -16: where that number is negative, d has the wrong sign."
+)
+def magnitude_by_minus_16(x):
+    return exact.quantize_q5_0(x, pick=magnitude)
+
+
+@misconception("quantize_q5_0", "Where there is no 1 / d it stores codes of 0, which stand for -16 d, and not of 16.")
+def q5_0_code_0_for_0(x):
+    return exact.quantize_q5_0(x, empty=0)
+
+
+@misconception("quantize_q5_0", "It divides by d: a product with the rounded reciprocal differs for some.")
+def q5_0_divides(x):
+    return exact.quantize_q5_0(x, divide=True)
+
+
+@misconception("quantize_q5_0", "It stores the high byte of d first.")
+def q5_0_high_byte_first(x):
+    return exact.quantize_q5_0(x, order=-1)
+
+
 # --- 12.6 and 12.7, in C ----------------------------------------------------------------------------------------------
 
-_checks_in_c("q8_0_in_c", "q8_0", run_q8_0)
-_checks_in_c("q4_0_in_c", "q4_0", run_q4_0)
+_checks_in_c("q8_0_in_c", "q8_0", run_q8_0, defined_q8_0)
+_checks_in_c("q4_0_in_c", "q4_0", run_q4_0, defined_q4_0)
 
 # The float32 that the 16 bits of a float16 stand for.
 _HALF_VALUE = """
@@ -639,6 +739,17 @@ def c_in_double():
     return changed(exact.Q8_0_IN_C, product, ("float v", "double v"), ("roundf(v)", "round(v)"))
 
 
+@misconception("q8_0_in_c", "It multiplies in double, as x * 1.0 * id does: the product is not rounded to float.")
+def c_double_product():
+    product = ("in[j] * id : 0", "in[j] * 1.0 * id : 0")
+    return changed(exact.Q8_0_IN_C, product, ("float v", "double v"), ("roundf(v)", "round(v)"))
+
+
+@misconception("q8_0_in_c", "It divides by d, or takes a double for 1 / d: a product with a float differs for some.")
+def c_divides():
+    return changed(exact.Q8_0_IN_C, ("in[j] * id : 0", "in[j] / d : 0"))
+
+
 @misconception("q8_0_in_c", "It stores the high byte of d first.")
 def c_high_byte_first():
     return changed(exact.Q8_0_IN_C, ("to[0]", "to[9]"), ("to[1]", "to[0]"), ("to[9]", "to[1]"))
@@ -665,7 +776,7 @@ def c_overlooks_nan():
     return changed(exact.Q8_0_IN_C, (" || isnan(size)", ""), ("roundf(v)", "(isnan(v) ? 0 : roundf(v))"))
 
 
-@misconception("q8_0_in_c", "It goes one block too far: b <= blocks.")
+@misconception("q8_0_in_c", "It reads a float too far: is it b <= blocks, or k <= BLOCK?")
 def c_one_block_too_far():
     return changed(exact.Q8_0_IN_C, ("b < blocks", "b <= blocks"))
 
@@ -683,6 +794,23 @@ def c_without_its_sign():
 @misconception("q4_0_in_c", "It divides by 8 instead of -8: the largest number gets code 16, cut to 15.")
 def c_by_plus_8():
     return changed(exact.Q4_0_IN_C, ("most / -8", "most / 8"))
+
+
+@misconception(
+    "q4_0_in_c", "It divides the largest magnitude by -8: where that number is negative, d has the wrong sign."
+)
+def c_magnitude_by_minus_8():
+    return changed(exact.Q4_0_IN_C, ("most / -8", "fabsf(most) / -8"))
+
+
+@misconception("q4_0_in_c", "It overlooks NaN: every comparison with one is false.")
+def c_q4_0_overlooks_nan():
+    return changed(exact.Q4_0_IN_C, (" || isnan(in[j])", ""), ("most = in[0]", "most = 0"), ("int j = 1", "int j = 0"))
+
+
+@misconception("q4_0_in_c", "It divides by d, or takes a double for 1 / d: a product with a float differs for some.")
+def c_q4_0_divides():
+    return changed(exact.Q4_0_IN_C, ("in[j] * id : 0", "in[j] / d : 0"))
 
 
 @misconception("q4_0_in_c", "It puts neighbours into one byte: numbers 2j and 2j + 1.")
@@ -781,7 +909,7 @@ question_for(
     "12.F",
     ("q5_0", "q4_k", "f16"),
     "14464 is a multiple of 32 and not of 256; 4096 is one of 256; 65 is neither.",
-    "Ask for 256 first, then for 32.",
+    "Ask for 256 first, then for 32. It takes three names of types.",
     {("q5_0", "q5_0", "f16"): "4096 = 16 * 256.", ("q4_k", "q5_0", "f16"): "Rows have 14464 numbers in up.weight."},
 )
 

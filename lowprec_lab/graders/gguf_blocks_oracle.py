@@ -73,6 +73,11 @@ def nibbles(codes: np.ndarray, neighbours: bool = False, swapped: bool = False) 
     return low % 16 + high % 16 * 16
 
 
+def spilled(codes: np.ndarray) -> np.ndarray:
+    """As `nibbles`, by low | high << 4: a low code of 16 sets a bit of the high one."""
+    return (codes[:, :16] | codes[:, 16:] * 16) % 256
+
+
 def fifths(codes: np.ndarray, order: np.ndarray | None = None, from_above: bool = False) -> np.ndarray:
     """(blocks, 4) bytes of bit 4 of (blocks, 32) codes. order: which number's bit comes at each place, if not its own.
 
@@ -87,11 +92,18 @@ def fifths(codes: np.ndarray, order: np.ndarray | None = None, from_above: bool 
 
 
 def scaled_by(
-    values: np.ndarray, d: np.ndarray, step: Callable = lambda d: d, settle: bool = True, divide: bool = False
-) -> np.ndarray:
-    """values * (1 / d), or 0 where that is settled. step: the d whose reciprocal is taken. divide: by it, instead."""
+    values: np.ndarray, d: np.ndarray, step: Callable = lambda d: d, settle: bool = True, divide: bool = False,
+    narrow: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """values * (1 / d), or 0 where that is settled. step: the d whose reciprocal is taken. divide: by it, instead.
+
+    narrow: the reciprocal is a float16.
+    """
     with np.errstate(all="ignore"):
         inverse, usable = reciprocal(step(d).astype(np.float32))
+        if narrow:
+            inverse = half_step(inverse)
+            usable &= np.isfinite(inverse)
         scaled = (values / step(d) if divide else values * inverse).astype(np.float32)
     return np.where(usable, scaled, 0) if settle else np.nan_to_num(scaled, nan=0, posinf=1e9, neginf=-1e9)
 
@@ -108,7 +120,8 @@ def quantize_q8_0(
     """amax: of blocks. rounded: to whole numbers. order: of d's bytes. scaling: of `scaled_by`."""
     blocks = in_blocks(x)
     d = (amax(blocks) / np.float32(top)).astype(np.float32)
-    codes = np.clip(rounded(scaled_by(blocks, d, **scaling)), -128, 127)
+    codes = rounded(scaled_by(blocks, d, **scaling))
+    codes = codes if scaling.get("settle", True) else np.clip(codes, -128, 127)  # else a cast to a byte wraps around
     return to_rows(np.concatenate([half_bytes(d)[:, ::order], codes.astype(np.int64) % 256], axis=1), x)
 
 
@@ -124,6 +137,12 @@ def cut(scaled: np.ndarray, offset: float, top: int | None, wide: bool = False) 
     return (codes if top is None else np.minimum(codes, top)).astype(np.int64)
 
 
+def wrapped(scaled: np.ndarray, offset: float, top: int) -> np.ndarray:
+    """As `cut`, but what is below 0 wraps around, as in a cast to a byte: -1 is 255."""
+    sums = np.minimum(scaled.astype(np.float32) + np.float32(offset), top)
+    return np.trunc(sums).astype(np.int64) % 256
+
+
 def even(scaled: np.ndarray, offset: float, top: int | None) -> np.ndarray:
     """As `cut`, but rounded to nearest, ties to even."""
     return np.clip(np.rint(scaled) + np.floor(offset), 0, top).astype(np.int64)
@@ -131,12 +150,17 @@ def even(scaled: np.ndarray, offset: float, top: int | None) -> np.ndarray:
 
 def by_largest(
     x: Tensor, bits: int, pack: Callable, pick: Callable = first_largest, over: float | None = None,
-    round_: Callable = cut, top: int | None = -1, order: int = 1, change: Callable = lambda d: d, **scaling: object,
+    round_: Callable = cut, top: int | None = -1, order: int = 1, change: Callable = lambda d: d,
+    empty: int | None = None, **scaling: object,
 ) -> Tensor:  # fmt: skip
-    """Q4_0 and Q5_0. pick: the largest. over: what it is divided by. change: of d before it is stored."""
+    """Q4_0 and Q5_0. pick: the largest. over: what it is divided by. change: of d before it is stored.
+
+    empty: the code where there is no 1 / d, if it is not that of 0.
+    """
     blocks, zero = in_blocks(x), 2 ** (bits - 1)
     d = (pick(blocks) / np.float32(-zero if over is None else over)).astype(np.float32)
     codes = round_(scaled_by(blocks, d, **scaling), zero + 0.5, 2 * zero - 1 if top == -1 else top)
+    codes = codes if empty is None else np.where(reciprocal(d)[1], codes, empty)
     return to_rows(np.concatenate([half_bytes(change(d))[:, ::order], pack(codes)], axis=1), x)
 
 
@@ -152,9 +176,15 @@ def quantize_q5_0(x: Tensor, pack: Callable = in_five_bits, **changed: object) -
     return by_largest(x, 5, pack, **changed)
 
 
+def spilled_from_five_bits(codes: np.ndarray) -> np.ndarray:
+    """As `in_five_bits`, with more than one fifth bit where a code has more than five."""
+    fifth = (codes // 16).reshape(-1, 4, 8) @ 2 ** np.arange(8) % 256
+    return np.concatenate([fifth, nibbles(codes)], axis=1)
+
+
 def quantize_q4_1(
     x: Tensor, pack: Callable = nibbles, ends: Callable | None = None, levels: int = 15, origin: Callable = lambda m: m,
-    round_: Callable = cut, parts: int = 1, late: bool = False, **scaling: object,
+    round_: Callable = cut, parts: int = 1, late: bool = False, top: int = 15, **scaling: object,
 ) -> Tensor:  # fmt: skip
     """ends: (smallest, largest) of blocks. origin: the m that is subtracted. parts: -1 stores m before d.
 
@@ -169,7 +199,7 @@ def quantize_q4_1(
         else:
             scaled = scaled_by(blocks - origin(low), d, **scaling)
     stored = [half_bytes(d), half_bytes(low)][::parts]
-    return to_rows(np.concatenate([*stored, pack(round_(scaled, 0.5, 15))], axis=1), x)
+    return to_rows(np.concatenate([*stored, pack(round_(scaled, 0.5, top))], axis=1), x)
 
 
 # --- and back ---------------------------------------------------------------------------------------------------------
@@ -201,8 +231,12 @@ def halves_in(part: np.ndarray, order: int = 1) -> np.ndarray:
 def dequantize_blocks(
     blocks: Tensor, layout: str, nibbles_of: Callable = codes_in, fifths_of: Callable = bits_in,
     half_of: Callable = halves_in, zeros: dict | None = None, signed: bool = True, swap: bool = False,
+    wrap: bool = False,
 ) -> Tensor:  # fmt: skip
-    """All products are exact in float64. zeros: the code of 0 of each layout, where it is changed. swap: d and m."""
+    """All products are exact in float64. zeros: the code of 0 of each layout, where it is changed. swap: d and m.
+
+    wrap: codes less that of 0 are uint8.
+    """
     if layout not in BYTES or blocks.shape[-1] % BYTES[layout]:
         raise ValueError(f"no whole blocks of {layout}")
     rows = blocks.numpy().astype(np.int64).reshape(-1, BYTES[layout])
@@ -218,7 +252,7 @@ def dequantize_blocks(
         else:
             codes, offset = nibbles_of(rest[:, 2:]), half_of(rest[:, :2])
             d, offset = (offset, d) if swap else (d, offset)
-        values = (codes - zero) * d
+        values = ((codes - zero) % 256 if wrap and zero else codes - zero) * d
         values = (values + offset if layout == "q4_1" else values).astype(np.float32)
     return torch.from_numpy(values.reshape(*blocks.shape[:-1], -1))
 

@@ -99,12 +99,14 @@ def adds_the_min(blocks):
     return exact.dequantize_q4_k(blocks, sign=1.0)
 
 
-@misconception("dequantize_q4_k", "A byte holds neighbours: numbers 2i and 2i + 1 of a block.")
+@misconception(
+    "dequantize_q4_k", "It takes the two nibbles of a byte for neighbours: numbers 2i and 2i + 1 of a block."
+)
 def neighbours_in_a_byte(blocks):
     return exact.dequantize_q4_k(blocks, codes=exact.run_of(8 * 16 + 4 * np.arange(256), 4))
 
 
-@misconception("dequantize_q4_k", "Each group has its own 16 bytes, low nibbles first, as in Q4_0.")
+@misconception("dequantize_q4_k", "It takes 16 bytes for each group, low nibbles first, as in Q4_0.")
 def own_bytes_for_each_group(blocks):
     group, place = np.arange(256) // 32, np.arange(256) % 32
     places = 8 * (16 + 16 * group + place % 16) + 4 * (place // 16)
@@ -112,14 +114,15 @@ def own_bytes_for_each_group(blocks):
 
 
 @misconception(
-    "dequantize_q4_k", "The first half of a block is in the low nibbles of all 128 bytes, the other in the high ones."
+    "dequantize_q4_k",
+    "It takes the low nibbles of all 128 bytes for the first half of a block, and the high ones for the other.",
 )
 def halves_of_the_block(blocks):
     places = 8 * (16 + np.arange(256) % 128) + 4 * (np.arange(256) // 128)
     return exact.dequantize_q4_k(blocks, codes=exact.run_of(places, 4))
 
 
-@misconception("dequantize_q4_k", "Scales of groups 4 to 7 lack their two high bits, and so do their mins.")
+@misconception("dequantize_q4_k", "It leaves out the two high bits of the scales and mins of groups 4 to 7.")
 def without_high_bits(blocks):
     def low(places):
         return np.concatenate([places[:4], np.concatenate([places[4:, :4], np.full((4, 2), -1)], axis=1)])
@@ -152,6 +155,25 @@ def takes_eight_off(blocks):
 @misconception("dequantize_q4_k", "It multiplies the mins by d, too: dmin is not used.")
 def one_d_for_both(blocks):
     return exact.dequantize_q4_k(blocks, one_d=True)
+
+
+@misconception("dequantize_q4_k", "It leaves the two high bits of scales and mins of groups 4 to 7 at bits 6 and 7.")
+def high_bits_too_high(blocks):
+    def kept(places):
+        nothing = np.full((4, 2), -1)
+        later = np.concatenate([places[4:, :4], nothing, places[4:, 4:]], axis=1)
+        return np.concatenate([np.concatenate([places[:4], nothing], axis=1), later])
+
+    return exact.dequantize_q4_k(blocks, kept(exact.SCALES), kept(exact.MINS))
+
+
+@misconception("dequantize_q4_k", "It puts the two high bits of scales and mins of groups 4 to 7 over their low ones.")
+def high_bits_too_low(blocks):
+    def joined(bits, places):
+        later = exact.taken(bits, places[4:, :4]) | exact.taken(bits, places[4:, 4:])
+        return np.concatenate([exact.taken(bits, places[:4]), later], axis=1)
+
+    return exact.dequantize_q4_k(blocks, fields=joined)
 
 
 # --- 12.9 quantize_q4_k -----------------------------------------------------------------------------------------------
@@ -196,7 +218,7 @@ def _compare_groups(answer, case, x: Tensor) -> None:
         torch.tensor(each, dtype=torch.float64).reshape(bounds.shape)
         for each in (kept, [_rounded(bound) for _, bound in pairs])
     )
-    case.same_bits(mine, allowed, show=_as_error)
+    case.same_bits(mine, allowed, show=_as_error, right="at most")
 
 
 def _compare_shares(answer, case, kind: str) -> None:
@@ -214,14 +236,16 @@ def _compare_shares(answer, case, kind: str) -> None:
     )
     bound = (_MARGIN_OF_GROUPS if groups else _MARGIN) * best
     allowed = float(f"{bound:.3g}")
-    case.same_bits(allowed if exact.is_close_to(mine, bound) else float(f"{mine:.3g}"), allowed, show=_as_share)
+    case.same_bits(
+        allowed if exact.is_close_to(mine, bound) else float(f"{mine:.3g}"), allowed, show=_as_share, right="at most"
+    )
 
 
 def _single(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-@check_for("quantize_q4_k", weight=3)
+@check_for("quantize_q4_k", weight=3, by="error")
 def error_of_whole_tensors(answer, case):
     """Normal numbers, numbers with long tails, numbers that are not around 0: the error of 24 blocks at once."""
     for _ in range(case.count(1)):
@@ -229,7 +253,7 @@ def error_of_whole_tensors(answer, case):
             _compare_shares(answer, case, kind)
 
 
-@check_for("quantize_q4_k", weight=2)
+@check_for("quantize_q4_k", weight=2, by="error")
 def error_of_each_group(answer, case):
     """Groups of very different sizes in one block, single large numbers, groups of one sign and of one number."""
     for _ in range(case.count(1)):
@@ -248,7 +272,7 @@ def error_of_each_group(answer, case):
             _compare_groups(answer, case, _single(groups).reshape(256))
 
 
-@check_for("quantize_q4_k")
+@check_for("quantize_q4_k", by="error")
 def zeros_tiny_and_huge_numbers(answer, case):
     """Zeros, which stay zeros; subnormal and tiny numbers; numbers whose d would be beyond float16: all are finite."""
     zeros = torch.zeros(1, 256)
@@ -284,7 +308,7 @@ def _compare_exactly(answer, case, x: Tensor, want: Tensor) -> None:
         case.same_bits(values.float().reshape(x.shape) + 0.0, want)
 
 
-@check_for("quantize_q4_k")
+@check_for("quantize_q4_k", by="error")
 def nan_infinities_and_rows_that_do_not_fit(answer, case):
     """A NaN or an infinity in one block of several: that block is NaN and no other; rows of 128 and of 300 numbers."""
     for odd, shape in ((math.nan, (4, 256)), (math.inf, (4, 256)), (-math.inf, (2, 512))):
@@ -372,6 +396,30 @@ def hides_nan(x):
     return exact.quantize_q4_k(x, mark=False)
 
 
+@misconception("quantize_q4_k", "It stores mins where scales belong, and scales where mins do.")
+def exchanges_scales_and_mins(x):
+    return exact.quantize_q4_k(x, scales=exact.MINS, mins=exact.SCALES)
+
+
+@misconception("quantize_q4_k", "It stores dmin in the first two bytes, and d in the next two.")
+def dmin_before_d(x):
+    return exact.quantize_q4_k(x, halves=(1, 0))
+
+
+@misconception("quantize_q4_k", "It puts even groups into the high nibbles, and odd ones into the low nibbles.")
+def exchanges_nibbles(x):
+    exchanged = exact.CODES.reshape(4, 2, 32, 4)[:, ::-1].reshape(256, 4)
+    return exact.quantize_q4_k(x, codes=exchanged)
+
+
+@misconception("quantize_q4_k", "It takes all blocks for NaN where one of them has a NaN or an infinity.")
+def all_blocks_are_nan(x):
+    packed = exact.quantize_q4_k(x)
+    if not x.isfinite().all():
+        packed.reshape(-1, exact.Q4_K)[:, :2] = torch.tensor([0, 0x7E], dtype=torch.uint8)
+    return packed
+
+
 # --- 12.10 dequantize_q6_k --------------------------------------------------------------------------------------------
 
 
@@ -425,13 +473,15 @@ def high_bits_below(blocks):
     return exact.dequantize_q6_k(blocks, codes=exact.pieces(exact.HIGH_BITS, exact.LOW_BITS))
 
 
-@misconception("dequantize_q6_k", "A byte of the first 128 holds neighbours: numbers 2i and 2i + 1 of a block.")
+@misconception(
+    "dequantize_q6_k", "It takes the two nibbles of a byte for neighbours: numbers 2i and 2i + 1 of a block."
+)
 def low_bits_of_neighbours(blocks):
     low = exact.run_of(4 * np.arange(256), 4)
     return exact.dequantize_q6_k(blocks, codes=exact.pieces(low, exact.HIGH_BITS))
 
 
-@misconception("dequantize_q6_k", "A byte of high bits belongs to four neighbours, numbers 4i to 4i + 3.")
+@misconception("dequantize_q6_k", "It takes a byte of high bits for those of four neighbours, numbers 4i to 4i + 3.")
 def high_bits_of_neighbours(blocks):
     high = exact.run_of(8 * 128 + 2 * np.arange(256), 2)
     return exact.dequantize_q6_k(blocks, codes=exact.pieces(exact.LOW_BITS, high))
@@ -446,6 +496,35 @@ def no_halves(blocks):
 @misconception("dequantize_q6_k", "It looks for d in the first two bytes, where other blocks have it.")
 def d_at_the_beginning(blocks):
     return exact.dequantize_q6_k(blocks, d_at=0)
+
+
+@misconception(
+    "dequantize_q6_k", "It takes both nibbles of byte i for numbers i and 32 + i: j = 1 and j = 2 change places."
+)
+def nibbles_of_j_exchanged(blocks):
+    low = exact.LOW_BITS.reshape(2, 4, 32, 4)[:, [0, 2, 1, 3]].reshape(256, 4)
+    return exact.dequantize_q6_k(blocks, codes=exact.pieces(low, exact.HIGH_BITS))
+
+
+@misconception("dequantize_q6_k", "It takes bits 7 and 6 of a byte of high bits for j = 0, and goes down from there.")
+def high_bits_from_above(blocks):
+    high = exact.HIGH_BITS.reshape(2, 4, 32, 2)[:, ::-1].reshape(256, 2)
+    return exact.dequantize_q6_k(blocks, codes=exact.pieces(exact.LOW_BITS, high))
+
+
+@misconception("dequantize_q6_k", "It subtracts 32 from bytes, which have no sign: 31 - 32 is 255.")
+def subtracts_32_from_bytes(blocks):
+    return exact.dequantize_q6_k(blocks, wrap=True)
+
+
+@misconception("dequantize_q6_k", "It subtracts 31: there are 64 codes, and 32 is that of 0.")
+def subtracts_31(blocks):
+    return exact.dequantize_q6_k(blocks, zero=31)
+
+
+@misconception("dequantize_q6_k", "It expects d in front, as other blocks have it, and all else two bytes later.")
+def all_after_d(blocks):
+    return exact.dequantize_q6_k(blocks.reshape(-1, exact.Q6_K).roll(-2, -1).reshape(blocks.shape))
 
 
 # --- 12.11 write_gguf ------------------------------------------------------------------------------------------------
@@ -531,17 +610,17 @@ def _none(size: int, alignment: int) -> int:
     return 0
 
 
-@misconception("write_gguf", "Tensors follow each other without a gap: only the first one is aligned.")
+@misconception("write_gguf", "It leaves no gap between tensors: only the first one is aligned.")
 def without_gaps(file, metadata, tensors):
     exact.write_gguf(file, metadata, tensors, between=_none, last=_none)
 
 
-@misconception("write_gguf", "The data begins right after the last entry: the first tensor is not aligned.")
+@misconception("write_gguf", "It begins the data right after the last entry: the first tensor is not aligned.")
 def data_at_once(file, metadata, tensors):
     exact.write_gguf(file, metadata, tensors, before=_none)
 
 
-@misconception("write_gguf", "No zeros follow the last tensor.")
+@misconception("write_gguf", "It writes no zeros after the last tensor.")
 def nothing_after_the_last(file, metadata, tensors):
     exact.write_gguf(file, metadata, tensors, last=_none)
 
@@ -563,7 +642,7 @@ def _in_characters(value: str) -> bytes:
     return exact.number(len(value), 8) + value.encode()
 
 
-@misconception("write_gguf", "The length of a text is that in characters, not in bytes.")
+@misconception("write_gguf", "It takes the length of a text in characters, not in bytes.")
 def lengths_in_characters(file, metadata, tensors):
     def value(each, kinds):
         if type(each) is not list or type(each[0]) is not str:

@@ -74,14 +74,18 @@ CODES = run_of(8 * (16 + 32 * (_GROUP // 2) + _INSIDE) + 4 * (_GROUP % 2), 4)
 def dequantize_q4_k(
     blocks: Tensor, scales: np.ndarray = SCALES, mins: np.ndarray = MINS, codes: np.ndarray = CODES,
     halves: tuple[int, int] = (0, 1), sign: float = -1.0, zero: int = 0, one_d: bool = False,
+    fields: Callable = taken,
 ) -> Tensor:  # fmt: skip
-    """scales, mins, codes: places of the fields. halves: which float16 is d, and which dmin. zero: the code of 0."""
+    """scales, mins, codes: places of the fields. halves: which float16 is d, and which dmin. zero: the code of 0.
+
+    fields: scales and mins of bits, as `taken`.
+    """
     rows = blocks.numpy().reshape(-1, Q4_K)
     bits = spread(rows)
     d, dmin = (wide_half(bits, which) for which in halves)
     with np.errstate(all="ignore"):
-        step = d * taken(bits, scales)  # (blocks, 8)
-        offset = (d if one_d else dmin) * taken(bits, mins)
+        step = d * fields(bits, scales)  # (blocks, 8)
+        offset = (d if one_d else dmin) * fields(bits, mins)
         values = step[:, _GROUP] * (taken(bits, codes) - zero) + sign * offset[:, _GROUP]
     return float_rows(values, blocks, Q4_K)
 
@@ -145,13 +149,15 @@ def ends(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantize_q4_k(
-    x: Tensor, fit: Callable = fitted, scales: np.ndarray = SCALES, codes: np.ndarray = CODES, stored: bool = True,
+    x: Tensor, fit: Callable = fitted, scales: np.ndarray = SCALES, mins: np.ndarray = MINS,
+    codes: np.ndarray = CODES, halves: tuple[int, int] = (0, 1), stored: bool = True,
     rounded: Callable = np.rint, top: float = 65504.0, mark: bool = True,
     change: Callable = lambda scale, least: (scale, least),
 ) -> Tensor:  # fmt: skip
     """fit: scale and min of groups. stored: codes are those of what is stored. mark: NaN where a number is not finite.
 
-    top: the largest d and dmin. change: of scales and mins before they are stored.
+    scales, mins, codes: places of the fields. halves: which float16 is d, and which dmin. top: the largest d and dmin.
+    change: of scales and mins before they are stored.
     """
     blocks = small.in_blocks(x, 256).astype(np.float64)
     fine = np.isfinite(blocks).all(1, keepdims=True)
@@ -159,7 +165,7 @@ def quantize_q4_k(
     scale, least = change(*fit(groups))
     bits = np.zeros((len(groups), 8 * Q4_K), np.int64)
     steps, kept = [], []
-    for which, (values, places) in enumerate(((scale, scales), (least, MINS))):
+    for which, (values, places) in zip(halves, ((scale, scales), (least, mins)), strict=True):
         ratio = quotient(values, np.repeat(values.max(1, keepdims=True) / 63, 8, axis=1))
         fields = np.clip(np.rint(ratio), 0, 63).astype(np.int64)
         wide = np.minimum(values.max(1, keepdims=True) / 63, top)
@@ -189,14 +195,19 @@ SIXES = pieces(LOW_BITS, HIGH_BITS)
 
 def dequantize_q6_k(
     blocks: Tensor, codes: np.ndarray = SIXES, zero: int = 32, signed: bool = True, group: int = 16, d_at: int = 208,
+    wrap: bool = False,
 ) -> Tensor:  # fmt: skip
-    """codes: places of their bits. zero: the code of 0. group: numbers with one scale. d_at: the byte of d."""
+    """codes: places of their bits. zero: the code of 0. group: numbers with one scale. d_at: the byte of d.
+
+    wrap: codes less that of 0 are uint8.
+    """
     bits = spread(blocks.numpy().reshape(-1, Q6_K))
     scales = taken(bits, run_of(8 * (192 + np.arange(16)), 8))
     scales = np.where(signed & (scales > 127), scales - 256, scales)[:, _NUMBERS // group]
     d = small.half_values(taken(bits, run_of(8 * np.array([d_at]), 16))).astype(np.float64)
     with np.errstate(all="ignore"):
-        return float_rows(d * scales * (taken(bits, codes) - zero), blocks, Q6_K)
+        found = taken(bits, codes) - zero
+        return float_rows(d * scales * (found % 256 if wrap else found), blocks, Q6_K)
 
 
 # --- a file -----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def grade(blank: Blank, function: Callable, *, seed: int | None = None, naming: 
     verdict = summary(blank, function, outcomes)
     if verdict.passed:
         return verdict
-    if naming and not any(o.failure and o.failure.kind in OUT_OF_LIMITS for o in outcomes):
+    if naming and not any(o.failure and o.failure.kind in (*OUT_OF_LIMITS, "undefined") for o in outcomes):
         named = name_misconception(blank.name, function, outcomes, seed)
         if named is not None:
             verdict.misconception = named.function.__name__
@@ -64,7 +64,7 @@ def summary(blank: Blank, function: Callable, outcomes: list[Outcome]) -> Verdic
     verdict = Verdict(blank.name, blank.exercise, "exact", "", passed, points, float(blank.points), checks=checks)
     first = next((o for o in outcomes if not o.passed), None)  # checks go from the plain to the special
     if passed:
-        verdict.headline = f"bit-exact on {cases:,} of {cases:,} inputs"
+        verdict.headline = _all_right(blank.name, cases)
     elif first is None or not (first.failure or first.wrong):
         _describe_empty(verdict)
     elif first.failure:
@@ -76,6 +76,13 @@ def summary(blank: Blank, function: Callable, outcomes: list[Outcome]) -> Verdic
         verdict.sentences += _other_troubles(outcomes)
     verdict.notes += _notes(outcomes)
     return verdict
+
+
+def _all_right(exercise: str, cases: int) -> str:
+    ways = dict.fromkeys(check.by for check in CHECKS[exercise])
+    if list(ways) == ["bits"]:
+        return f"bit-exact on {cases:,} of {cases:,} inputs"
+    return f"right on {cases:,} of {cases:,} inputs, judged by {' and '.join(ways)}"
 
 
 def _other_troubles(outcomes: list[Outcome]) -> list[str]:
@@ -118,7 +125,8 @@ def _check_line(check: Check, outcome: Outcome | None) -> dict:
 
 def _describe_failure(verdict: Verdict, blank: Blank, function: Callable, outcome: Outcome) -> None:
     failure = outcome.failure
-    verdict.level, verdict.headline = "failed", "could not be judged"
+    lucky = failure.kind == "undefined"
+    verdict.level, verdict.headline = ("close", "right here, by luck") if lucky else ("failed", "could not be judged")
     verdict.sentences.append(failure.sentence)
     if failure.where:
         verdict.sentences.append(f"In your code, {failure.where}")

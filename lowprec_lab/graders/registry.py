@@ -11,11 +11,17 @@ from lowprec_lab.chapters import CHAPTERS
 
 @dataclass(frozen=True)
 class Check:
-    """One check of an exercise: `function(answer, case)` draws inputs, calls the answer and compares."""
+    """One check of an exercise: `function(answer, case)` draws inputs, calls the answer and compares.
+
+    by: what results are judged by, as a verdict says it: "bits", or "error" where many results are as right.
+    last: whether it is tried only where an answer has passed all others.
+    """
 
     exercise: str
     function: Callable
     weight: float
+    by: str = "bits"
+    last: bool = False
 
     @property
     def name(self) -> str:
@@ -53,11 +59,11 @@ ORACLES: dict[str, Callable] = {}
 QUESTIONS: dict[str, Question] = {}
 
 
-def check_for(exercise: str, weight: float = 1.0) -> Callable:
+def check_for(exercise: str, weight: float = 1.0, *, by: str = "bits", last: bool = False) -> Callable:
     """Register the decorated `function(answer, case)` as a check of `exercise`; its docstring says which inputs."""
 
     def register(function: Callable) -> Callable:
-        CHECKS.setdefault(exercise, []).append(Check(exercise, function, weight))
+        CHECKS.setdefault(exercise, []).append(Check(exercise, function, weight, by, last))
         return function
 
     return register

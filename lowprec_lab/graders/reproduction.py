@@ -44,19 +44,35 @@ def try_it(blank: Blank, function: Callable | None, record: Record, index: int |
 
 
 def try_again(blank: Blank, function: Callable | None, call: Call | None) -> str:
-    """The smallest call on which `function` fails as it did for `call`, as text; without a function, a small one."""
+    """The smallest call on which `function` fails as it did for `call`, as text; without a function, a small one that
+    makes sense."""
     if call is None:
         return ""
     record = Record(call, (), (), np.zeros(0, bool), np.zeros((0, 0)))
-    return _first_that(lambda call: function is None or _differs(blank, function, call), blank, record, None)
+
+    def shows(call: Call) -> bool:
+        return _differs(blank, function, call) if function else _makes_sense(blank, call)
+
+    return _first_that(shows, blank, record, None)
 
 
 def _first_that(shows: Callable[[Call], bool], blank: Blank, record: Record, index: int | None) -> str:
     calls = list(_smaller(record, index))
     if not record.call.repeatable or blank.name not in ORACLES:
         return call_text(blank, calls[0])
-    found = next(filter(shows, calls), None) or _thinned(record, shows) or calls[-1]
-    return call_text(blank, found)
+    found = next(filter(shows, calls), None) or _thinned(record, shows) or _few_rows(record, shows)
+    return call_text(blank, found or next((call for call in calls[::-1] if _makes_sense(blank, call)), calls[-1]))
+
+
+def _makes_sense(blank: Blank, call: Call) -> bool:
+    """Whether a part of a call is one that can be made: a block has all its numbers."""
+    if not call.cut:
+        return True
+    try:
+        call.made_on(ORACLES[blank.name])
+    except Exception:
+        return False
+    return True
 
 
 def _thinned(record: Record, shows: Callable[[Call], bool]) -> Call | None:
@@ -73,6 +89,24 @@ def _thinned(record: Record, shows: Callable[[Call], bool]) -> Call | None:
         fewer = next((rest for rest in in_time if shows(_elements(record.call, rest))), None)
         kept, parts = (kept, 2 * parts) if fewer is None else (fewer, max(parts - 1, 2))
     return _elements(record.call, kept) if len(kept) <= _MANY_ELEMENTS else None
+
+
+def _few_rows(record: Record, shows: Callable[[Call], bool]) -> Call | None:
+    """The call with one row, or two, of what has as many rows everywhere; None where none shows it within a second."""
+    tensors = [arg for arg in record.call.args if isinstance(arg, Tensor)]
+    if not tensors or any(arg.dim() < 2 or len(arg) != len(tensors[0]) for arg in tensors):
+        return None
+    ends = time.monotonic() + _THINNING_S
+    for rows in (1, 2):
+        if sum(arg[:rows].numel() for arg in tensors) > _MANY_ELEMENTS:
+            return None
+        for first in range(len(tensors[0])):
+            call = _cut(record.call, lambda arg, first=first, rows=rows: arg[first : first + rows])
+            if time.monotonic() > ends:
+                return None
+            if shows(call):
+                return call
+    return None
 
 
 def _elements(call: Call, which: np.ndarray) -> Call:

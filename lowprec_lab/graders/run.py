@@ -60,10 +60,15 @@ def seed_number(text: str) -> int:
 def run_checks(
     exercise: str, function: Callable, *, seed: int | None = None, size: int = 1, limit_s: float = TIME_LIMIT_S
 ) -> list[Outcome]:
-    """Every check of `exercise` on `function`, in their order, until it runs out of time or memory in one."""
+    """Every check of `exercise` on `function`, in their order, until it runs out of time or memory in one.
+
+    A check that is a `last` one is left out where an earlier one was not passed.
+    """
     seed = current_seed() if seed is None else seed
     outcomes: list[Outcome] = []
     for check in CHECKS[exercise]:
+        if check.last and not all(outcome.passed for outcome in outcomes):
+            continue
         outcomes.append(run_check(check, function, seed, size, limit_s))
         if outcomes[-1].failure is not None and outcomes[-1].failure.kind in OUT_OF_LIMITS:
             break

@@ -38,7 +38,8 @@ class Row:
 class Verdict:
     """What was found out about one answer.
 
-    level: "exact", "close" (right to a few ulp), "wrong", "failed" (could not be compared) or "unwritten".
+    level: "exact", "close" (right to a few ulp, or on this machine), "wrong", "failed" (could not be compared) or
+    "unwritten".
     points: what the answer earns of max_points.
     """
 

@@ -30,7 +30,7 @@ EXERCISE_LIMIT_S = 60.0
 # For all exercises of one submission: a page of endless loops takes half of it, a page that means it takes no more.
 SUBMISSION_LIMIT_S = 300.0
 _LOAD_LIMIT_S = 20.0
-_KINDS = ("exception", "timeout", "memory", "mutated", "type", "unusable")
+_KINDS = ("exception", "timeout", "memory", "mutated", "type", "undefined", "unusable")
 _NO_TIME_LEFT = (
     f"The answers above it took {SUBMISSION_LIMIT_S:g} s, and that is what a submission has for all of them. "
     "Mend those first."
