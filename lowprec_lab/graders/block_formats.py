@@ -718,7 +718,7 @@ def rotations_forth_and_back(answer, case):
 
 @check_for("hadamard_rotate")
 def single_numbers(answer, case):
-    """A single 1.0 in each place of a block of 16, all signs 1.0: the rows of the matrix."""
+    """A single 1.0 in each place of a block of 16, forth and back: with all signs 1.0, and with mixed signs."""
     for back in (False, True):
         _compare_rotated(answer, case, torch.eye(16), torch.ones(16), back)
         _compare_rotated(answer, case, torch.eye(16), some_signs(case.rng, 16), back)
