@@ -548,7 +548,22 @@ def tensor_scale_without_6(x, tensor_scale=None):
 
 @misconception("quantize_nvfp4", "It divides by a block's scale as it was before it was rounded to E4M3.")
 def scale_before_rounding(x, tensor_scale=None):
-    return exact.quantize_nvfp4(x, tensor_scale, used=lambda scale, rounded: scale)
+    return exact.quantize_nvfp4(x, tensor_scale, used=_not_rounded)
+
+
+def _not_rounded(scale, rounded):
+    return np.minimum(scale, np.float32(448))
+
+
+def _where_not_zero(blocks, whole, scale):
+    return np.where(scale > 0, exact.reciprocals(blocks, whole, scale), np.float32(0))
+
+
+@misconception(
+    "quantize_nvfp4", "It goes by a block's scale from before its rounding to E4M3, also to see whether it is 0."
+)
+def never_rounded(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, used=_not_rounded, scaled=_where_not_zero, guard=False)
 
 
 @misconception(
@@ -560,6 +575,36 @@ def no_subnormal_scales(x, tensor_scale=None):
 
 def _by_the_product(blocks, whole, scale):
     return blocks / (scale * whole)
+
+
+@misconception("quantize_nvfp4", "Its tensor scale is amax / 6: the 448 of the block scales is forgotten.")
+def tensor_scale_without_448(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, own=lambda amax: exact.nvfp4_tensor_scale(amax, 6))
+
+
+@misconception("quantize_nvfp4", "A tensor scale below 2^-100 stays as it is, 0 too: reciprocals leave float32.")
+def tiny_tensor_scales(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, own=lambda amax: np.float32(amax) / np.float32(2688))
+
+
+def _one_for_zero(amax):
+    scale = np.float32(amax) / np.float32(2688)
+    return np.float32(1) if scale == 0 else scale
+
+
+@misconception("quantize_nvfp4", "It puts 1.0 in place of a tensor scale of 0 only, not of those below 2^-100.")
+def one_for_zero_only(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, own=_one_for_zero)
+
+
+@misconception("quantize_nvfp4", "It divides by the tensor scale and then by the block's: that rounds otherwise.")
+def divides_by_tensor_scale_first(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, scaled=lambda blocks, whole, scale: blocks / whole / scale)
+
+
+@misconception("quantize_nvfp4", "It divides by the block's scale and then by the tensor's: that rounds otherwise.")
+def divides_by_block_scale_first(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, scaled=lambda blocks, whole, scale: blocks / scale / whole)
 
 
 @misconception("quantize_nvfp4", "It divides by the product of the two scales: some codes next to a tie differ.")
@@ -644,7 +689,25 @@ def blockwise_of_zeros_and_worse(answer, case):
     "quantize_blockwise_128", "It has no floor of 1e-4: a block of zeros gets the scale 0, and 0 / 0 is NaN."
 )
 def blockwise_without_a_floor(x, block=(1, 128), power_of_two=False):
-    return exact.quantize_blockwise_128(x, block, power_of_two, scale_of=lambda amax: exact.blockwise_scale(amax, 0.0))
+    return exact.quantize_blockwise_128(
+        x, block, power_of_two, scale_of=lambda amax: exact.blockwise_scale(amax, 0.0), power=_normal_power_above
+    )
+
+
+def _normal_power_above(scale):
+    """As the carry into the exponent field has it: it makes the smallest normal number of every subnormal one."""
+    return np.maximum(exact.ceil_power(scale), -126)
+
+
+@misconception("quantize_blockwise_128", "It loses NaN where scales are powers of two: a block with NaN gets scale 0.")
+def nan_carries_over(x, block=(1, 128), power_of_two=False):
+    change = (lambda scale: np.where(np.isnan(scale), np.float32(0), scale)) if power_of_two else np.positive
+    return exact.quantize_blockwise_128(x, block, power_of_two, change=change)
+
+
+@misconception("quantize_blockwise_128", "Its powers of two come from log2 in float32: some next to a power are wrong.")
+def power_by_log2(x, block=(1, 128), power_of_two=False):
+    return exact.quantize_blockwise_128(x, block, power_of_two, power=_ceil_of_log2)
 
 
 def _floor_on_the_scale(amax):
@@ -750,6 +813,11 @@ def back_as_forth(x, signs, back=False):
 @misconception("hadamard_rotate", "It multiplies by the signs after H on the way forth, and before it on the way back.")
 def signs_on_the_other_side(x, signs, back=False):
     return exact.hadamard_rotate(x, signs, back, first=lambda back: back)
+
+
+@misconception("hadamard_rotate", "It multiplies by the signs after H on both ways: forth they come before it.")
+def signs_always_last(x, signs, back=False):
+    return exact.hadamard_rotate(x, signs, back, first=lambda back: False)
 
 
 @misconception("hadamard_rotate", "It takes no notice of the signs.")
@@ -980,25 +1048,64 @@ def _high_precision(gradient, x, weight, fmt, mode):
     return exact.product(numbers[0], numbers[2].T), exact.product(numbers[0].T, numbers[1].T)
 
 
-def _require_blocks(gradient, x, weight, fmt, mode):
-    exact.backward_products(gradient, x, weight, fmt, mode)
+def _forward_again(gradients, x, weight, fmt, mode):
+    """The products of the way back with x and the weight as they were quantized forward."""
+
+    def backward(gradient, x, weight, fmt, mode):
+        g, g_down = gradients(gradient, fmt, mode)
+        x, weight = (exact.seen(each, fmt, mode) for each in (x, weight))
+        return exact.product(g, weight.T), exact.product(g_down.T, x.T)
+
+    return exact.mx_linear(x, weight, fmt, mode, backward=backward)
 
 
 @misconception("mx_linear", "Backward it uses what was quantized forward, transposed: the blocks lie across the sums.")
 def transposes_what_is_quantized(x, weight, fmt=E4M3, mode="rceil"):
+    def gradients(gradient, fmt, mode):
+        return [exact.seen(gradient, fmt, mode)] * 2
+
+    return _forward_again(gradients, x, weight, fmt, mode)
+
+
+@misconception(
+    "mx_linear", "Backward it has x and the weight as quantized forward: the output's gradient alone is cast anew."
+)
+def only_the_gradient_anew(x, weight, fmt=E4M3, mode="rceil"):
+    def gradients(gradient, fmt, mode):
+        return exact.seen(gradient, fmt, mode), exact.seen(gradient.T.contiguous(), fmt, mode).T
+
+    return _forward_again(gradients, x, weight, fmt, mode)
+
+
+@misconception(
+    "mx_linear", "Backward it has x and the weight as quantized forward, and the output's gradient is not cast."
+)
+def nothing_is_cast_backward(x, weight, fmt=E4M3, mode="rceil"):
+    def gradients(gradient, fmt, mode):
+        return [gradient.double().numpy()] * 2
+
+    return _forward_again(gradients, x, weight, fmt, mode)
+
+
+@misconception("mx_linear", "Backward it quantizes what was quantized forward: x and the weight are rounded twice.")
+def quantizes_twice(x, weight, fmt=E4M3, mode="rceil"):
     def backward(gradient, x, weight, fmt, mode):
-        _require_blocks(gradient, x, weight, fmt, mode)
-        g, x, weight = (exact.seen(each, fmt, mode) for each in (gradient, x, weight))
-        return exact.product(g, weight.T), exact.product(g.T, x.T)
+        x, weight = (exact.tensor(exact.seen(each, fmt, mode)) for each in (x, weight))
+        return exact.backward_products(gradient, x, weight, fmt, mode)
 
     return exact.mx_linear(x, weight, fmt, mode, backward=backward)
 
 
 @misconception("mx_linear", "Both gradients are computed in high precision: it is straight-through.")
 def gradients_in_high_precision(x, weight, fmt=E4M3, mode="rceil"):
+    return exact.mx_linear(x, weight, fmt, mode, backward=_high_precision)
+
+
+@misconception("mx_linear", "The gradient of the weight is computed in high precision.")
+def weight_gradient_in_high_precision(x, weight, fmt=E4M3, mode="rceil"):
     def backward(gradient, x, weight, fmt, mode):
-        _require_blocks(gradient, x, weight, fmt, mode)
-        return _high_precision(gradient, x, weight, fmt, mode)
+        grad_x = exact.product(exact.seen(gradient, fmt, mode), exact.seen(weight.T.contiguous(), fmt, mode))
+        return grad_x, _high_precision(gradient, x, weight, fmt, mode)[1]
 
     return exact.mx_linear(x, weight, fmt, mode, backward=backward)
 
@@ -1006,7 +1113,6 @@ def gradients_in_high_precision(x, weight, fmt=E4M3, mode="rceil"):
 @misconception("mx_linear", "The gradient of the output is not quantized.")
 def gradient_not_quantized(x, weight, fmt=E4M3, mode="rceil"):
     def backward(gradient, x, weight, fmt, mode):
-        _require_blocks(gradient, x, weight, fmt, mode)
         x_down, weight_down = (exact.seen(each.T.contiguous(), fmt, mode) for each in (x, weight))
         g = gradient.double().numpy()
         return exact.product(g, weight_down), exact.product(g.T, x_down)
