@@ -241,6 +241,18 @@ for mode in SCALE_MODES:
 # %% [markdown]
 # "floor" cuts off what is above 1.75 of a binade, up to an eighth of the largest number of a block. That looks like a bug, and has been reported as one ([microxcaling#4](https://github.com/microsoft/microxcaling/issues/4)): 957 became 896. It is the rule. "rceil" never saturates, and has a coarser step for some blocks instead. For E4M3, whose range is far larger than a block's, that costs nothing at all. For E2M1 it does.
 #
+# So is MXFP8 any better than one scale for the row, when there is no outlier?
+
+# %%
+explorer = BlockExplorer(log2_outlier=0)
+print(f"one float32 scale for the row: {explorer.error_with_one_scale:.2%}")
+for mode in SCALE_MODES:
+    explorer.mode = mode
+    print(f"MXFP8, {mode:6} {explorer.error:.2%}")
+
+# %% [markdown]
+# No: it is a little worse in every mode. E4M3 has range to spare, and a power of two puts numbers at other places of a binade than amax / 448 does. In floor and even some numbers saturate as well. Blocks are for outliers, and for codes with little range.
+#
 # **Predict first:** which mode is best for which format? Here is the error in decibel for Gaussian numbers, and for numbers with heavy tails (Student's t with 3 degrees of freedom). Six decibel are one bit.
 
 # %%
@@ -255,9 +267,9 @@ for kind, x in (("Gaussian", gaussian), ("heavy tails", heavy)):
         print(f"{kind:12}{name:14}" + "".join(f"{each:8.2f}" for each in decibel))
 
 # %% [markdown]
-# Compare the two MXFP6 with the MXFP8 that has as many mantissa bits. E3M2 has the error of E5M2, with a quarter fewer bits, and for Gaussian numbers E2M3 has nearly that of E4M3. Inside a block of 32 numbers of one kind, most exponent bits have nothing to do: the block's scale has done it already. (Chapter 11 found the same for rows of a weight.) With heavy tails two exponent bits begin to be few.
+# Compare the two MXFP6 with the MXFP8 that has as many mantissa bits. For Gaussian numbers E3M2 has the error of E5M2, with a quarter fewer bits. So has E2M3 next to E4M3 in floor and even, within 0.3 dB to either side; in rceil it is half a decibel behind. Only "ceil" does not suit it: whatever is above a power of two is scaled to the lower half of the range, with up to twice the step, and two exponent bits leave few small values. (E4M3 has binades to spare, and there "ceil" costs nothing.) Inside a block of 32 numbers of one kind, most exponent bits have nothing to do: the block's scale has done it already. (Chapter 11 found the same for rows of a weight.) With heavy tails two exponent bits begin to be few.
 #
-# Now the same tensors in torchao. It follows the same rules, and in three places it does not. Its tests do not look there, since random numbers are never so.
+# Now the same tensors in torchao. It follows the same rules, and in three places it does not: the last three lines. Random numbers hardly ever come there.
 
 
 # %%
@@ -276,7 +288,8 @@ try:
         if fmt is not E2M1:  # two codes in a byte: exercise 13.4
             compare(f"{name}, Gaussian, rceil", gaussian, fmt, "rceil")
     tiny = gaussian * 2.0**-128
-    compare("MXFP8, about 2^-128: byte 0", tiny, E4M3)
+    compare("MXFP8, floor, about 2^-128: byte 0", tiny, E4M3)
+    compare("MXFP8, rceil, about 2^-128: byte 0", tiny, E4M3, "rceil")
     edge = gaussian[:, :32].clamp(-1, 1).contiguous()
     edge[:, 3] = 32 * 448 * (1 + 2.0**-23)  # just above the largest value times a power of two
     compare("MXFP8, rceil, amax just above 32 * 448", edge, E4M3, "rceil")
@@ -284,7 +297,7 @@ except AbsentError as absent:
     print(f"torchao {absent}: nothing to compare with.")
 
 # %% [markdown]
-# A byte of 0 stands for 2^-127. torchao keeps that byte and divides by 2^-126, so that values come back half as large; in rceil it divides by 1. (A comment in its code says why: on GPUs, compiled code takes subnormal numbers for zero.) And rceil's exponent comes from log2. Neither matters to a model. Both matter to a test that compares bytes.
+# A byte of 0 stands for 2^-127. torchao keeps that byte, but it divides by another number, and in rceil by a third one. (A comment in its code says why: on GPUs, compiled code takes subnormal numbers for zero.) And in rceil some bytes are others. You will read all three in its code, at the end of this chapter. None of it matters to a model. All of it matters to a test that compares bytes.
 #
 # ---
 # ## Two codes in a byte
@@ -375,7 +388,7 @@ print(f"swapped  {sqnr_db(gaussian, dequantize_mx(swapped, scale, E2M1)):6.2f} d
 # | tensor scale | given: as it is. None: amax of x / 2688, which is 6 · 448; 1.0 where that is below 2^-100 (`SMALLEST_TENSOR_SCALE`): reciprocals would leave float32 |
 # | scale | (amax of the block / 6) / tensor scale, rounded to E4M3, saturated at 448. Subnormal ones are fine |
 # | codes | of x · ((1 / tensor scale) / scale): multiplied by a reciprocal, all in float32 |
-# | mind | the scale as it is *after* rounding; where it is 0 or NaN, codes are 0. ValueError with both numbers where 16 does not divide K |
+# | mind | the scale as it is *after* rounding; where it is 0 or NaN, codes are 0. Saturate before the cast: torch 2.13 saturates in `.to(FP8)`, and others may give NaN. ValueError with both numbers where 16 does not divide K |
 #
 # By hand, a tensor whose amax is 26.88, so its scale is 0.01, and a block in it with amax 3:
 #
@@ -443,7 +456,7 @@ for name, (bits, back) in rows.items():
 # %% [markdown]
 # The mantissa of the scale buys more than the smaller block. Exact scales would buy little on top of that. And the second level costs 32 bits for the whole tensor and is needed as soon as a tensor is not of the size that E4M3 happens to have: with one level alone, small tensors become zeros.
 #
-# torchao again: it does not use scales below 2^-6, the smallest normal E4M3. **Predict first:** which blocks does that concern?
+# torchao again: it has a smallest block scale that is larger than E4M3's. (Which one? Question 13.C, at the end.) **Predict first:** which blocks does that concern?
 
 # %%
 try:
@@ -457,7 +470,7 @@ try:
         f"tensor scales equal: {torch.equal(whole, their_whole)};  block scales that differ: {int(other.sum())} of {scale.numel()}"
     )
     print(
-        f"ours there: {scale.float()[other].min():g} to {scale.float()[other].max():g};  theirs: {their_scale.float()[other].unique().tolist()}"
+        f"ours there: {len(scale.float()[other].unique())} different ones, theirs: {len(their_scale.float()[other].unique())}"
     )
     same = (pack_nibbles(codes) == their_codes).unflatten(-1, (-1, 8)).all(-1)
     print(f"codes that differ where scales are equal: {int((~same & ~other).sum())}")
@@ -470,7 +483,7 @@ except AbsentError as absent:
     print(f"torchao {absent}: nothing to compare with.")
 
 # %% [markdown]
-# Only blocks whose numbers are thousands of times smaller than the tensor's largest. In a product with others they hardly count, so nobody minds. A tensor of zeros gets the scale 2^-6 there, and 0 here.
+# Only blocks whose numbers are tens of thousands of times smaller than the tensor's largest. In a product with others they hardly count, so nobody minds. A block of zeros gets that smallest scale there, and 0 here.
 #
 # Back to the row with the outlier, now by your quantizers. **Predict first:** in MX formats it harmed its own block only. In NVFP4, too?
 
@@ -560,7 +573,7 @@ with plots.style():
 picture
 
 # %% [markdown]
-# E4M3 stands an outlier of 2^10 without noticing: that is its range. From there on one scale for the tensor loses everything at once. A tile of 128 x 128 loses itself, an eighth of this matrix. A scale for each row loses one row of 256, a block of 128 a quarter of that, and a block of 32 a quarter of that again. In 4 bits, where there is no range to spare, this begins at k = 0.
+# E4M3 stands an outlier of 2^10 without noticing: that is its range. From there on one scale for the tensor loses a little more of *all* numbers with each doubling, until none is left. A tile of 128 x 128 loses itself, an eighth of this matrix. A scale for each row loses one row of 256, a block of 128 a quarter of that, and a block of 32 a quarter of that again. In 4 bits, where there is no range to spare, this begins at k = 0.
 #
 # ---
 # ## Rotate
@@ -756,7 +769,7 @@ def show(what, m, v):
     print(line)
 
 
-for k in (4, 8, 12, 16):
+for k in (4, 8, 12, 16, 20):
     sizes = torch.exp2(torch.linspace(0, -k, MOMENT_BLOCK))
     show(f"sizes from 1 to 2^-{k}", sizes * 0.5, sizes.square())
 states = list(runs["AdamW"][1].state.values())
@@ -765,7 +778,7 @@ v = torch.cat([state["exp_avg_sq"].flatten() for state in states]) / (1 - 0.99**
 show("this GPT", m, v)
 
 # %% [markdown]
-# Where v becomes 0, its weight moves by tens of thousands of learning rates. (In a real step the newest gradient is added before, which makes it less bad, as long as it is not 0.) This small GPT's blocks are too regular for that: either way would do. Whether a block of *yours* spans 2^9, you cannot know beforehand, and a root costs nothing. (COAT chooses the power for each block, and torchao's FP8 Adam keeps v as it is.)
+# Where v becomes 0, its weight moves by tens of thousands of learning rates. (In a real step the newest gradient is added before, which makes it less bad, as long as it is not 0.) This small GPT's blocks are too regular for that: either way would do. v goes wrong when its smallest number is below 2^-10 of its scale, half the smallest E4M3: 448 · 2^-2k < 2^-10, from k = 9.4 on. For r it is 448 · 2^-k, and k = 18.8: twice as many binades. Then r fails in the same way. Whether a block of *yours* spans 2^9, you cannot know beforehand, and a root costs nothing. (COAT chooses the power for each block, and torchao's FP8 Adam keeps v as it is.)
 #
 # ---
 # ## A product of blocks
@@ -855,7 +868,7 @@ for name in ("AdamW", "AdamW, other seed", "MXFP8", "MXFP4"):
 #
 # Chapter 12's table, with the lines of this chapter: each matrix of a model goes through a format and comes back, and the model is measured. If you have trained `baby256`, that is the model; else it is the small one from above.
 #
-# **Predict first:** three formats have 4.5 bits. In which order are they?
+# **Predict first:** Q4_0, Q4_K and NVFP4 have 4.5 bits. In which order are they by KL divergence? (In the small model the rows are too short for Q4_K's blocks of 256. Its line has a star there: other formats take its place, and it has more bits. The written table below has the order for `baby256`, where nothing falls back.)
 
 # %%
 try:
@@ -907,7 +920,9 @@ print(
 )
 
 # %% [markdown]
-# **13.A** By which number does it divide a block whose scale byte is 0? (A number. Python can work out powers.)
+# This is for all modes but rceil. `F32_MIN_NORMAL` is the smallest normal float32: 2 ** (-127 + 1) in its file of constants.
+#
+# **13.A** By which number does it divide a block whose scale byte is 0, in mode floor? (A number. Python can work out powers.)
 
 # %%
 question(
@@ -958,7 +973,7 @@ question(
 )
 
 # %% [markdown]
-# DeepGEMM has a quantizer for E2M1, too: [`_quantize_to_fp4_e2m1`](https://github.com/deepseek-ai/DeepGEMM/blob/38939a4c494ce6e904b54da94a1183955a5e9497/deep_gemm/utils/math.py). It looks a number up among the seven numbers that are half-way between two values, with `torch.bucketize`.
+# DeepGEMM has a quantizer for E2M1, too: [`_quantize_to_fp4_e2m1`](https://github.com/deepseek-ai/DeepGEMM/blob/38939a4c494ce6e904b54da94a1183955a5e9497/deep_gemm/utils/math.py). It takes the magnitude of a number and looks it up among the seven boundaries that are half-way between two values, 0.25, 0.75, 1.25 and so on. The code is the place that `torch.bucketize(magnitude, boundaries)` gives. Its option `right` is not set.
 #
 # **13.D** What does it make of 0.75, which is half-way between 0.5 and 1? (Read what `torch.bucketize` does at a boundary, or try it.)
 

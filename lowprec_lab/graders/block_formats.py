@@ -17,7 +17,7 @@ from torch import Tensor
 from lowprec_lab.block_formats import linear_products, linear_refusal, refusal
 from lowprec_lab.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Format
 from lowprec_lab.graders import block_formats_oracle as exact
-from lowprec_lab.graders import float8_linear_oracle, oracle
+from lowprec_lab.graders import float8_linear_oracle, oracle, quantizer_oracle
 from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 
 for _function in (
@@ -31,13 +31,38 @@ _MODES = ("floor", "rceil", "ceil", "even")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _same_parts(case, got: object, want: tuple, parts: tuple[str, ...]) -> None:
-    """Compare the parts of a tuple one after the other: their shapes differ."""
+def _same_parts(case, got: object, want: tuple, parts: tuple[str, ...], block_of=None) -> None:
+    """Compare the parts of a tuple one after the other: their shapes differ.
+
+    block_of: what is to be said of the block of an element, from the part and the element's index.
+    """
     if not isinstance(got, tuple) or len(got) != len(want):
         case.same_bits(got, tuple(torch.zeros(1) for _ in want), parts=parts)  # says what is expected
         return
     for part, one, other in zip(parts, got, want, strict=True):
-        case.same_bits(one, other, parts=(part,))
+        case.same_bits(one, other, parts=(part,), about=functools.partial(_about, part, block_of))
+
+
+def _about(part: str, block_of, index: int) -> str:
+    return part if block_of is None else f"{part}; {block_of(part, index)}"
+
+
+def _block_of(x: Tensor, block: int, part: str, index: int) -> str:
+    """The largest magnitude of an element's block, blocks lying along the last dimension of x."""
+    which = index if part == "scale" else index // block
+    amax = _amaxes(exact.in_blocks(exact.single(x), block), (-1,))
+    return f"amax of its block {amax[which]!r}" if which < len(amax) else "of the whole tensor"
+
+
+def _tile_of(x: Tensor, block: tuple[int, int], part: str, index: int) -> str:
+    """The same for blocks of rows and columns, the last of which may be smaller."""
+    amax = quantizer_oracle.groups(np.abs(exact.single(x)), block)
+    each = amax if part == "scale" else quantizer_oracle.spread(amax, block, tuple(x.shape))
+    return f"amax of its block {float(each.reshape(-1)[index])!r}"
+
+
+def _amaxes(blocks: np.ndarray, dims: tuple[int, ...]) -> list[float]:
+    return np.max(np.abs(blocks), axis=dims).reshape(-1).tolist()
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -192,7 +217,8 @@ def nan_as_infinity(amax, fmt, mode="floor"):
 
 
 def _compare_mx(answer, case, x: Tensor, fmt: Format, *more: object) -> None:
-    _same_parts(case, answer(x, fmt, *more), exact.quantize_mx(x, fmt, *more), ("codes", "scale"))
+    block_of = functools.partial(_block_of, x, more[1] if len(more) > 1 else 32)
+    _same_parts(case, answer(x, fmt, *more), exact.quantize_mx(x, fmt, *more), ("codes", "scale"), block_of)
 
 
 @check_for("quantize_mx", weight=2)
@@ -475,7 +501,12 @@ _NVFP4_PARTS = ("codes", "scale", "tensor scale")
 
 def _compare_nvfp4(answer, case, x: Tensor, scale: float | None = None) -> None:
     given = () if scale is None else (torch.tensor(scale),)
-    _same_parts(case, answer(x, *given), exact.quantize_nvfp4(x, *given), _NVFP4_PARTS)
+    _same_parts(case, answer(x, *given), exact.quantize_nvfp4(x, *given), _NVFP4_PARTS, functools.partial(_nvfp4_block_of, x))
+
+
+def _nvfp4_block_of(x: Tensor, part: str, index: int) -> str:
+    whole = f"amax of the tensor {float(x.abs().max())!r}"
+    return whole if part == "tensor scale" else f"{_block_of(x, 16, part, index)}, {whole}"
 
 
 def nvfp4_ties(rng: np.random.Generator, rows: int) -> Tensor:
@@ -548,7 +579,22 @@ def tensor_scale_without_6(x, tensor_scale=None):
 
 @misconception("quantize_nvfp4", "It divides by a block's scale as it was before it was rounded to E4M3.")
 def scale_before_rounding(x, tensor_scale=None):
-    return exact.quantize_nvfp4(x, tensor_scale, used=lambda scale, rounded: scale)
+    return exact.quantize_nvfp4(x, tensor_scale, used=_not_rounded)
+
+
+def _not_rounded(scale, rounded):
+    return np.minimum(scale, np.float32(448))
+
+
+def _where_not_zero(blocks, whole, scale):
+    return np.where(scale > 0, exact.reciprocals(blocks, whole, scale), np.float32(0))
+
+
+@misconception(
+    "quantize_nvfp4", "It goes by a block's scale from before its rounding to E4M3, also to see whether it is 0."
+)
+def never_rounded(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, used=_not_rounded, scaled=_where_not_zero, guard=False)
 
 
 @misconception(
@@ -560,6 +606,36 @@ def no_subnormal_scales(x, tensor_scale=None):
 
 def _by_the_product(blocks, whole, scale):
     return blocks / (scale * whole)
+
+
+@misconception("quantize_nvfp4", "Its tensor scale is amax / 6: the 448 of the block scales is forgotten.")
+def tensor_scale_without_448(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, own=lambda amax: exact.nvfp4_tensor_scale(amax, 6))
+
+
+@misconception("quantize_nvfp4", "A tensor scale below 2^-100 stays as it is, 0 too: reciprocals leave float32.")
+def tiny_tensor_scales(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, own=lambda amax: np.float32(amax) / np.float32(2688))
+
+
+def _one_for_zero(amax):
+    scale = np.float32(amax) / np.float32(2688)
+    return np.float32(1) if scale == 0 else scale
+
+
+@misconception("quantize_nvfp4", "It puts 1.0 in place of a tensor scale of 0 only, not of those below 2^-100.")
+def one_for_zero_only(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, own=_one_for_zero)
+
+
+@misconception("quantize_nvfp4", "It divides by the tensor scale and then by the block's: that rounds otherwise.")
+def divides_by_tensor_scale_first(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, scaled=lambda blocks, whole, scale: blocks / whole / scale)
+
+
+@misconception("quantize_nvfp4", "It divides by the block's scale and then by the tensor's: that rounds otherwise.")
+def divides_by_block_scale_first(x, tensor_scale=None):
+    return exact.quantize_nvfp4(x, tensor_scale, scaled=lambda blocks, whole, scale: blocks / scale / whole)
 
 
 @misconception("quantize_nvfp4", "It divides by the product of the two scales: some codes next to a tie differ.")
@@ -581,7 +657,8 @@ def ignores_the_tensor_scale(x, tensor_scale=None):
 
 
 def _compare_blockwise(answer, case, x: Tensor, *more: object) -> None:
-    _same_parts(case, answer(x, *more), exact.quantize_blockwise_128(x, *more), ("codes", "scale"))
+    block_of = functools.partial(_tile_of, x, more[0] if more else (1, 128))
+    _same_parts(case, answer(x, *more), exact.quantize_blockwise_128(x, *more), ("codes", "scale"), block_of)
 
 
 def blockwise_ties(rng: np.random.Generator) -> Tensor:
@@ -638,13 +715,34 @@ def blockwise_of_zeros_and_worse(answer, case):
     for power_of_two in (False, True):
         _compare_blockwise(answer, case, odd_blocks(case.rng), (1, 32), power_of_two)
         _compare_blockwise(answer, case, drawn(case.rng, 4, 64, low=-20, high=-10), (1, 32), power_of_two)
+        with_nan = drawn(case.rng, 4, 64)
+        with_nan[:, 40] = math.nan
+        _compare_blockwise(answer, case, with_nan, (1, 32), power_of_two)
 
 
 @misconception(
     "quantize_blockwise_128", "It has no floor of 1e-4: a block of zeros gets the scale 0, and 0 / 0 is NaN."
 )
 def blockwise_without_a_floor(x, block=(1, 128), power_of_two=False):
-    return exact.quantize_blockwise_128(x, block, power_of_two, scale_of=lambda amax: exact.blockwise_scale(amax, 0.0))
+    return exact.quantize_blockwise_128(
+        x, block, power_of_two, scale_of=lambda amax: exact.blockwise_scale(amax, 0.0), power=_normal_power_above
+    )
+
+
+def _normal_power_above(scale):
+    """As the carry into the exponent field has it: it makes the smallest normal number of every subnormal one."""
+    return np.maximum(exact.ceil_power(scale), -126)
+
+
+@misconception("quantize_blockwise_128", "It loses NaN where scales are powers of two: a block with NaN gets scale 0.")
+def nan_carries_over(x, block=(1, 128), power_of_two=False):
+    change = (lambda scale: np.where(np.isnan(scale), np.float32(0), scale)) if power_of_two else np.positive
+    return exact.quantize_blockwise_128(x, block, power_of_two, change=change)
+
+
+@misconception("quantize_blockwise_128", "Its powers of two come from log2 in float32: some next to a power are wrong.")
+def power_by_log2(x, block=(1, 128), power_of_two=False):
+    return exact.quantize_blockwise_128(x, block, power_of_two, power=_ceil_of_log2)
 
 
 def _floor_on_the_scale(amax):
@@ -718,7 +816,7 @@ def rotations_forth_and_back(answer, case):
 
 @check_for("hadamard_rotate")
 def single_numbers(answer, case):
-    """A single 1.0 in each place of a block of 16, all signs 1.0: the rows of the matrix."""
+    """A single 1.0 in each place of a block of 16, forth and back: with all signs 1.0, and with mixed signs."""
     for back in (False, True):
         _compare_rotated(answer, case, torch.eye(16), torch.ones(16), back)
         _compare_rotated(answer, case, torch.eye(16), some_signs(case.rng, 16), back)
@@ -750,6 +848,11 @@ def back_as_forth(x, signs, back=False):
 @misconception("hadamard_rotate", "It multiplies by the signs after H on the way forth, and before it on the way back.")
 def signs_on_the_other_side(x, signs, back=False):
     return exact.hadamard_rotate(x, signs, back, first=lambda back: back)
+
+
+@misconception("hadamard_rotate", "It multiplies by the signs after H on both ways: forth they come before it.")
+def signs_always_last(x, signs, back=False):
+    return exact.hadamard_rotate(x, signs, back, first=lambda back: False)
 
 
 @misconception("hadamard_rotate", "It takes no notice of the signs.")
@@ -818,7 +921,22 @@ def _compare_step(answer, case, weight: Tensor, gradient: Tensor, moments: tuple
             _near(got[0], want[0], 0.0, size), *got[1:3], _as_near(got[3], want[3], quotients),
             _near(got[4], want[4], 2.0**-21),
         )  # fmt: skip
+    before = len(case.records)
     _same_parts(case, got, want, ("weight", *_MOMENT_PARTS))
+    for record, base in zip(case.records[before:], (weight, *[torch.zeros(1)] * 4), strict=False):
+        if not record.problem and record.want[0].dtype == torch.float32:
+            record.tokens = _alike(record, base)
+
+
+def _alike(record, base: Tensor) -> np.ndarray:
+    """For naming: wrong numbers by how far they go, coarsely. An answer's float32 is not the float64 of the oracle.
+
+    The offset keeps the limits between two classes away from simple ratios.
+    """
+    got, want = ((each[0].detach().double() - base.double()).numpy().reshape(-1) for each in (record.got, record.want))
+    with np.errstate(all="ignore"):
+        ratio = np.clip(np.nan_to_num(got / want, nan=-9.0), -1e6, 1e6)
+    return np.where(record.wrong, np.floor(4 * ratio + 0.37), 1e9).astype(np.int64)[None]
 
 
 @check_for("adam_8bit_step", weight=2)
@@ -826,9 +944,9 @@ def steps_with_exact_moments(answer, case):
     """betas of 1/2 and 3/4, numbers with few bits: what is kept bit for bit, but for a root; weights within 2^-20."""
     for shape, step in (((4,), 1), ((3, 40), 2), ((2, 150), 3), ((2, 2, 8), 10)):
         for _ in range(case.count(1)):
-            weight = torch.from_numpy(case.rng.normal(size=shape).astype(np.float32))
+            weight = torch.from_numpy(case.rng.normal(size=shape).astype(np.float32) / 16)
             moments = some_moments(case.rng, *shape)
-            _compare_step(answer, case, weight, some_gradient(case.rng, *shape), moments, step, 0.01, (0.5, 0.75))
+            _compare_step(answer, case, weight, some_gradient(case.rng, *shape), moments, step, 0.25, (0.5, 0.75))
 
 
 @check_for("adam_8bit_step")
@@ -847,13 +965,13 @@ def first_steps_and_small_gradients(answer, case):
     for small in (0, -16, -36):
         for _ in range(case.count(1)):
             shape = 2, 140
-            weight = torch.from_numpy(case.rng.normal(size=shape).astype(np.float32))
+            weight = torch.from_numpy(case.rng.normal(size=shape).astype(np.float32) / 16)
             zero = tuple(part for _ in range(2) for part in (torch.zeros(shape).to(exact.FP8), torch.ones(2)))
             gradient = some_gradient(case.rng, *shape, small=small)
-            _compare_step(answer, case, weight, gradient, zero, 1, 0.01, (0.5, 0.75))
-            _compare_step(answer, case, weight, torch.zeros(shape), zero, 1, 0.01, (0.5, 0.75))
+            _compare_step(answer, case, weight, gradient, zero, 1, 0.25, (0.5, 0.75))
+            _compare_step(answer, case, weight, torch.zeros(shape), zero, 1, 0.25, (0.5, 0.75))
             moments = some_moments(case.rng, *shape, small=small)
-            _compare_step(answer, case, weight, gradient, moments, 4, 0.01, (0.5, 0.75))
+            _compare_step(answer, case, weight, gradient, moments, 4, 0.25, (0.5, 0.75))
 
 
 def _root_less(v):
@@ -868,6 +986,14 @@ def keeps_v(
     return exact.adam_8bit_step(
         weight, gradient, m_codes, m_scale, r_codes, r_scale, *options, root=_root_less, square=_root_less
     )
+
+
+@misconception("adam_8bit_step", "It does not square the r that was kept: the old second moment is taken for its root.")
+def root_not_squared(
+    weight, gradient, m_codes, m_scale, r_codes, r_scale, step, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+):
+    options = step, lr, betas, eps, weight_decay
+    return exact.adam_8bit_step(weight, gradient, m_codes, m_scale, r_codes, r_scale, *options, square=_root_less)
 
 
 @misconception("adam_8bit_step", "It does not correct the bias of the first steps.")
@@ -980,25 +1106,64 @@ def _high_precision(gradient, x, weight, fmt, mode):
     return exact.product(numbers[0], numbers[2].T), exact.product(numbers[0].T, numbers[1].T)
 
 
-def _require_blocks(gradient, x, weight, fmt, mode):
-    exact.backward_products(gradient, x, weight, fmt, mode)
+def _forward_again(gradients, x, weight, fmt, mode):
+    """The products of the way back with x and the weight as they were quantized forward."""
+
+    def backward(gradient, x, weight, fmt, mode):
+        g, g_down = gradients(gradient, fmt, mode)
+        x, weight = (exact.seen(each, fmt, mode) for each in (x, weight))
+        return exact.product(g, weight.T), exact.product(g_down.T, x.T)
+
+    return exact.mx_linear(x, weight, fmt, mode, backward=backward)
 
 
 @misconception("mx_linear", "Backward it uses what was quantized forward, transposed: the blocks lie across the sums.")
 def transposes_what_is_quantized(x, weight, fmt=E4M3, mode="rceil"):
+    def gradients(gradient, fmt, mode):
+        return [exact.seen(gradient, fmt, mode)] * 2
+
+    return _forward_again(gradients, x, weight, fmt, mode)
+
+
+@misconception(
+    "mx_linear", "Backward it has x and the weight as quantized forward: the output's gradient alone is cast anew."
+)
+def only_the_gradient_anew(x, weight, fmt=E4M3, mode="rceil"):
+    def gradients(gradient, fmt, mode):
+        return exact.seen(gradient, fmt, mode), exact.seen(gradient.T.contiguous(), fmt, mode).T
+
+    return _forward_again(gradients, x, weight, fmt, mode)
+
+
+@misconception(
+    "mx_linear", "Backward it has x and the weight as quantized forward, and the output's gradient is not cast."
+)
+def nothing_is_cast_backward(x, weight, fmt=E4M3, mode="rceil"):
+    def gradients(gradient, fmt, mode):
+        return [gradient.double().numpy()] * 2
+
+    return _forward_again(gradients, x, weight, fmt, mode)
+
+
+@misconception("mx_linear", "Backward it quantizes what was quantized forward: x and the weight are rounded twice.")
+def quantizes_twice(x, weight, fmt=E4M3, mode="rceil"):
     def backward(gradient, x, weight, fmt, mode):
-        _require_blocks(gradient, x, weight, fmt, mode)
-        g, x, weight = (exact.seen(each, fmt, mode) for each in (gradient, x, weight))
-        return exact.product(g, weight.T), exact.product(g.T, x.T)
+        x, weight = (exact.tensor(exact.seen(each, fmt, mode)) for each in (x, weight))
+        return exact.backward_products(gradient, x, weight, fmt, mode)
 
     return exact.mx_linear(x, weight, fmt, mode, backward=backward)
 
 
 @misconception("mx_linear", "Both gradients are computed in high precision: it is straight-through.")
 def gradients_in_high_precision(x, weight, fmt=E4M3, mode="rceil"):
+    return exact.mx_linear(x, weight, fmt, mode, backward=_high_precision)
+
+
+@misconception("mx_linear", "The gradient of the weight is computed in high precision.")
+def weight_gradient_in_high_precision(x, weight, fmt=E4M3, mode="rceil"):
     def backward(gradient, x, weight, fmt, mode):
-        _require_blocks(gradient, x, weight, fmt, mode)
-        return _high_precision(gradient, x, weight, fmt, mode)
+        grad_x = exact.product(exact.seen(gradient, fmt, mode), exact.seen(weight.T.contiguous(), fmt, mode))
+        return grad_x, _high_precision(gradient, x, weight, fmt, mode)[1]
 
     return exact.mx_linear(x, weight, fmt, mode, backward=backward)
 
@@ -1006,7 +1171,6 @@ def gradients_in_high_precision(x, weight, fmt=E4M3, mode="rceil"):
 @misconception("mx_linear", "The gradient of the output is not quantized.")
 def gradient_not_quantized(x, weight, fmt=E4M3, mode="rceil"):
     def backward(gradient, x, weight, fmt, mode):
-        _require_blocks(gradient, x, weight, fmt, mode)
         x_down, weight_down = (exact.seen(each.T.contiguous(), fmt, mode) for each in (x, weight))
         g = gradient.double().numpy()
         return exact.product(g, weight_down), exact.product(g.T, x_down)

@@ -56,7 +56,8 @@ class Record:
     """One comparison. `got` and `want` are the results; arrays have one row per part and one column per element.
 
     problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then, and `got`
-    is empty. right: what `want` is called in a verdict.
+    is empty. right: what `want` is called in a verdict. about: what to say of the element that is shown, from its index:
+    which part of a result it is, its block.
     """
 
     call: Call
@@ -67,6 +68,7 @@ class Record:
     show: object = None
     problem: tuple[str, str] | None = None
     right: str = "right"
+    about: Callable[[int], str] | None = None
 
     @property
     def cases(self) -> int:
@@ -130,13 +132,15 @@ class Case:
         return base * self.size
 
     def same_bits(
-        self, got: object, want: object, *, show: object = None, parts: tuple[str, ...] = (), right: str = "right"
-    ) -> None:
+        self, got: object, want: object, *, show: object = None, parts: tuple[str, ...] = (), right: str = "right",
+        about: Callable[[int], str] | None = None,
+    ) -> None:  # fmt: skip
         """Record whether `got` equals `want`: type, dtype and shape first, then every element's bits, NaN by class.
 
         show: how to display a result: a Format (its codes as bit strips) or a function from an element to text.
         parts: names of the elements of a tuple result ("sign", "exponent", "mantissa").
-        right: what `want` is called in a verdict: "right", or "at most" where it is a bound.
+        right: what `want` is called in a verdict: "right", or "at most" where it is a bound. about: a line for the
+        verdict on the element with this index, where value and input do not say enough.
         """
         wants = want if isinstance(want, tuple) else (want,)
         gots = got if isinstance(want, tuple) else (got,)
@@ -149,10 +153,11 @@ class Case:
             # What came back is not kept: nobody shows it, and it may be large, for every call again. At least one
             # element counts as wrong, also where nothing was expected.
             wrong = np.ones(max(1, expected.shape[1]), bool)
-            record = Record(self.last_call, wants, (), wrong, expected, show, problem, right)
+            record = Record(self.last_call, wants, (), wrong, expected, show, problem, right, about)
         else:
             tokens = np.stack([tokens_of(g) for g in gots])
-            record = Record(self.last_call, wants, gots, (tokens != expected).any(axis=0), tokens, show, right=right)
+            wrong = (tokens != expected).any(axis=0)
+            record = Record(self.last_call, wants, gots, wrong, tokens, show, None, right, about)
         self.records.append(record)
 
     def raises(self, error: type[Exception], answer: Answer, *args: object, **kwargs: object) -> None:

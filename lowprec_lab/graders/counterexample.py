@@ -39,6 +39,8 @@ def input_rows(blank: Blank, record: Record, index: int) -> list[Row]:
             rows.append(Row("place", f"element {index % record.want[0].shape[-1]} of the result for this row"))
         else:
             rows.append(Row(name, _short(arg)))
+    if record.about is not None:
+        rows.append(Row("part", record.about(index)))
     return rows
 
 
