@@ -40,6 +40,7 @@ CHAPTERS = (
     Chapter("09_scaled_mm", "scaled_mm", "Why does it fail on my GPU?"),
     Chapter("10_fp8_nanogpt", "recipes", "What does FP8 cost a GPT?"),
     Chapter("11_fp8_inference", "inference", "What does a served model need from 8 bits?"),
+    Chapter("14_distributed", "distributed", "What must many ranks agree on?"),
 )
 
 

@@ -125,13 +125,14 @@ def _parse(source: str, name: str) -> ast.Module:
 
 
 def chapter_names(blank: Blank, earlier: Callable[[str], Callable]) -> dict[str, object]:
-    """What an answer finds without importing it: torch (nn, F), numpy, math, the formats, and the chapter's own names.
+    """What an answer finds without importing it: torch (nn, F, dist), numpy, math, the formats, and the chapter's own names.
 
     earlier: gives the function for each blank that the answer may call. Its own name and later blanks are not there.
     """
     module = importlib.import_module(f"lowprec_lab.{blank.module}")
     given = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in BLANKS}
     names = {"math": math, "np": np, "torch": torch, "Tensor": torch.Tensor, "nn": torch.nn, "F": torch.nn.functional}
+    names["dist"] = torch.distributed
     names |= {name: getattr(formats, name) for name in formats.__all__}
     names |= {name: value for name, value in given.items() if not inspect.ismodule(value)}
     names |= {other.name: earlier(other.name) for other in earlier_than(blank.name)}

@@ -1,0 +1,1 @@
+"""Checks and known misconceptions of chapter 14."""
