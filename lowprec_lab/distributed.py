@@ -127,9 +127,10 @@ def clip_distributed(gradients: list[Tensor], sharded: list[bool], max_norm: flo
 
     gradients: this rank's, float32. sharded[i]: whether gradients[i] is this rank's part of one (each rank has another
     part); else all ranks have the same gradient, and it counts once. The lists are as long on every rank.
-    Returns: the square root of the sum of all squares, before clipping, in float64: the same float on every rank.
-    Each gradient is multiplied by max_norm / (norm + 1e-6), where that is below 1. Where the norm is not finite nothing
-    is changed.
+    Returns: the square root of the sum of all squares before clipping, a float, worked out in float64 (float32 has no
+    square of 1e30); the same on every rank.
+    Each gradient is multiplied by one float32 number, max_norm / (norm + 1e-6) worked out in float64 and rounded, where
+    that is below 1. Where the norm is not finite nothing is changed.
     """
 
 
@@ -293,16 +294,14 @@ def amaxes_on_ranks(function: Callable, groups: tuple, *amaxes: list[Tensor]) ->
 
 
 def amax_facts(function: Callable, groups: tuple, *amaxes: list[Tensor]) -> tuple[str, ...]:
-    """For each rank, in words: what kind of tensors are returned, how many collectives there were, what was changed."""
+    """For each rank, in words: what kind of tensors are returned, and how many collectives there were."""
 
     def rank(mine: list[Tensor]) -> str:
-        held = [each.clone() for each in mine]
-        found = function(mine, _my_group(groups))
+        found = function(list(mine), _my_group(groups))
         kinds = ", ".join(f"{str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}" for each in found)
-        same = all(torch.equal(one, other) for one, other in zip(held, mine, strict=True))
-        return f"{kinds}; {collectives()} collectives; the amaxes are {'as they were' if same else 'changed'}"
+        return f"{kinds}; {collectives()} collectives"
 
-    return tuple(on_ranks(rank, [(list(each),) for each in amaxes]))
+    return tuple(on_ranks(rank, [(each,) for each in amaxes]))
 
 
 def clipped_on_ranks(
@@ -310,13 +309,13 @@ def clipped_on_ranks(
 ) -> tuple[Tensor, ...]:
     """The gradients of each rank after `function` clipped them, in one row, and behind them the norm that it returned.
 
-    float64. A rank's gradients are copied before.
+    float32: the last bits of a norm are its own.
     """
 
     def rank(mine: list[Tensor]) -> Tensor:
         held = [each.clone() for each in mine]
         norm = function(held, list(sharded), max_norm, _my_group(groups))
-        return torch.cat([*(each.flatten().double() for each in held), torch.tensor([norm], dtype=torch.float64)])
+        return torch.cat([*(each.flatten() for each in held), torch.tensor([norm])])
 
     return tuple(on_ranks(rank, [(each,) for each in gradients]))
 
@@ -328,25 +327,35 @@ def shards_of(weight: Tensor, ranks: int) -> list[Tensor]:
 
 
 def gathered_on_ranks(function: Callable, ranks: int, weight: Tensor, fmt: Format) -> tuple[Tensor, ...]:
-    """(codes, scale) on rank 0, then on rank 1, ..., of a weight that was cut into shards for this many ranks."""
-    found = on_ranks(lambda shard: _parts(function(shard, len(weight), fmt)), _alone(shards_of(weight, ranks)))
-    return tuple(part for pair in found for part in pair)
+    """What each rank has of a weight that was cut into shards for this many: all codes in one row, and the scale.
 
+    float32. A row of NaN where the codes are not as many as the weight has numbers.
+    """
 
-def gathered_bytes(function: Callable, ranks: int, weight: Tensor, fmt: Format) -> tuple[str, ...]:
-    """For each rank, in words: what share of the bytes it sends that a gather of the float32 weight would send."""
-    full = (ranks - 1) * -(-weight.shape[0] // ranks) * weight.shape[1] * 4
-
-    def rank(shard: Tensor) -> str:
+    def rank(shard: Tensor) -> Tensor:
         made = function(shard, len(weight), fmt)
-        much = "at most 0.27" if bytes_sent() <= 0.27 * full else f"{bytes_sent() / full:.3g}"
-        return f"{much} of FP32's bytes; {made.fmt.name}, {made.granularity}, {made.dtype}"
+        if made.codes.numel() != weight.numel():
+            return torch.full((weight.numel() + 1,), torch.nan)
+        return torch.cat([made.codes.flatten().float(), made.scale.flatten()])
 
     return tuple(on_ranks(rank, _alone(shards_of(weight, ranks))))
 
 
-def _parts(q: Quantized) -> tuple[Tensor, Tensor]:
-    return q.codes, q.scale
+def gathered_facts(function: Callable, ranks: int, weight: Tensor, fmt: Format) -> tuple[str, ...]:
+    """For each rank, in words: what it has, and how many of the bytes it sends that FP32 would take."""
+    full = (ranks - 1) * -(-weight.shape[0] // ranks) * weight.shape[1] * 4
+
+    def rank(shard: Tensor) -> str:
+        q = function(shard, len(weight), fmt)
+        share = bytes_sent() / full
+        much = "at most 0.27" if share <= 0.27 else f"{share:.2g}"
+        names = [str(each).removeprefix("torch.") for each in (q.codes.dtype, q.scale.dtype, q.dtype)]
+        return (
+            f"codes {names[0]} {tuple(q.codes.shape)}, scale {names[1]} {tuple(q.scale.shape)}, {q.fmt.name}, "
+            f"{q.granularity}, back to {names[2]}; {much} of the bytes of FP32"
+        )
+
+    return tuple(on_ranks(rank, _alone(shards_of(weight, ranks))))
 
 
 def _alone(each: Sequence) -> list[tuple]:

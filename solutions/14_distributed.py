@@ -24,7 +24,7 @@ try:
         column_parallel_on_ranks,
         float8_all_gather,
         found_on_ranks,
-        gathered_bytes,
+        gathered_facts,
         gathered_on_ranks,
         main_grads_facts,
         main_grads_on_ranks,

@@ -84,7 +84,8 @@ def test_every_rank_returns_its_own_and_lines_are_streamed():
 
 @slow
 @pytest.mark.parametrize(
-    ("how", "said"), [("raises", "rank 1 failed: ValueError: step 3: no more data"), ("dies", "rank 1 was ended by SIGKILL")]
+    ("how", "said"),
+    [("raises", "rank 1 failed: ValueError: step 3: no more data"), ("dies", "rank 1 was ended by SIGKILL")],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(how, said):
     began = time.monotonic()
