@@ -5,30 +5,26 @@ for all ranks; every rank of a group calls the same functions in the same order.
 one part of each weight (*tensor* parallel), and on some of the layers (*pipeline* parallel).
 
 References: Shoeybi et al., Megatron-LM, arXiv:1909.08053 (column- and row-parallel layers); Narayanan et al.,
-arXiv:2104.04473 (the grid of ranks); Rajbhandari et al., ZeRO, arXiv:1910.02054; in NVIDIA/Megatron-LM,
-megatron/core/parallel_state.py, optimizer/{grad_scaler,optimizer,clip_grads}.py and distributed/param_and_grad_buffer.py
-(the rules of this chapter's exercises); torch/distributed/fsdp in PyTorch (shards by rows); Micikevicius et al., FP8
-Formats for Deep Learning, arXiv:2209.05433.
+arXiv:2104.04473 (the grid of ranks); Rajbhandari et al., ZeRO, arXiv:1910.02054; NVIDIA/Megatron-LM, megatron/core/:
+parallel_state.py, optimizer/{grad_scaler,optimizer,clip_grads}.py, distributed/param_and_grad_buffer.py (the rules of
+this chapter's exercises); torch/distributed/fsdp in PyTorch (shards by rows); Micikevicius et al., FP8 Formats for Deep
+Learning, arXiv:2209.05433.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from lowprec_lab.blanks import blank
-from lowprec_lab.float8_linear import float8_matmul, transpose
-from lowprec_lab.formats import E4M3, E5M2, Format
-from lowprec_lab.loss_scaling import HysteresisLossScaler, found_nonfinite, unscale_
-from lowprec_lab.quantizer import Quantized, absmax, dequantize, quantize, scale_for
+from lowprec_lab.blanks import blank, current
+from lowprec_lab.float8_linear import transpose  # noqa: F401 (for answers)
+from lowprec_lab.formats import E4M3, Format
+from lowprec_lab.quantizer import Quantized
 from lowprec_lab.rank_threads import bytes_sent, collectives, group_of, on_ranks
-from lowprec_lab.rounding import encode
 
 KINDS = ("tensor", "data", "pipeline", "model", "amax")
 
@@ -169,18 +165,22 @@ def row_parallel_float8(x: Tensor, weight: Tensor, group: object = None) -> Tens
     """
 
 
-# --- given: one scale for a tensor that is spread over a group ---------------------------------------------------------
+# --- given: one scale for a tensor that is spread over a group --------------------------------------------------------
 
 
 def quantize_part(x: Tensor, fmt: Format, group: object = None) -> Quantized:
-    """`quantize(x, fmt)`, but with the scale of a tensor of which each rank of the group has a part, x being this one's.
+    """`quantize(x, fmt)`, with the scale of a whole tensor of which each rank of the group has a part: x is this one's.
 
-    One collective, by `all_reduce_amax`, whoever's is in use.
+    One collective, by `all_reduce_amax`. It runs on the answers in use, as everything here does, and does not say so.
     """
-    (amax,) = all_reduce_amax([absmax(x)], group)
-    scale = scale_for(amax, fmt)
-    codes = encode(x.detach().float() * scale, fmt, overflow="saturate").to(torch.uint8)
+    (amax,) = _in_use("all_reduce_amax")([_in_use("absmax")(x)], group)
+    scale = _in_use("scale_for")(amax, fmt)
+    codes = _in_use("encode")(x.detach().float() * scale, fmt, overflow="saturate").to(torch.uint8)
     return Quantized(codes, scale, fmt, "tensor", x.dtype)
+
+
+def _in_use(name: str) -> Callable:
+    return current(name, say=False)
 
 
 # --- scenarios: what a check drives an answer with, on ranks that are threads of one process --------------------------

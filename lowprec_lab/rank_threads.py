@@ -2,8 +2,7 @@
 
     results = on_ranks(function, [(1.0,), (2.0,)])      # function(1.0) on rank 0, function(2.0) on rank 1
 
-Inside, `dist.all_reduce`, `dist.all_gather_into_tensor`, `dist.get_rank` and the like do what they do between processes,
-with a group of threads in place of gloo or NCCL. It needs no socket, so a class's sandbox can judge many ranks. And it
+Inside, `dist.all_reduce`, `dist.all_gather`, `dist.get_rank` and the like do what they do between processes, with a group of threads in place of gloo or NCCL. It needs no socket, so a class's sandbox can judge many ranks. And it
 knows where each rank is: when all that still run wait for one that will not come, each of them ends at once, with a
 sentence. (Processes would wait until a time limit.) It counts what each rank would send, too.
 
@@ -118,7 +117,7 @@ class _Group(dist.ProcessGroup):
         super().__init__(ranks.index(rank), len(ranks))
         self.shared, self.ranks, self.mine, self.number = shared, ranks, rank, 0
 
-    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+    def getBackendName(self) -> str:
         return "threads"
 
     def allreduce(self, tensors: list[Tensor], opts=None) -> _Done:

@@ -190,8 +190,8 @@ def _too_long(still: list[_Process], time_limit_s: float) -> RankError:
     said = [f"the last line of rank {each.rank} was {each.last[-1]!r}" for each in still if each.last]
     more = f"; {', '.join(said)}" if said else ""
     return RankError(
-        f"{who} had not ended after {time_limit_s:g} s, and all ranks were stopped{more}. Does a rank call a collective "
-        "that the others do not?", still[0].rank,
+        f"{who} had not ended after {time_limit_s:g} s, and all ranks were stopped{more}. Does a rank call a "
+        "collective that the others do not?", still[0].rank,
     )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def _parse(source: str, name: str) -> ast.Module:
 
 
 def chapter_names(blank: Blank, earlier: Callable[[str], Callable]) -> dict[str, object]:
-    """What an answer finds without importing it: torch (nn, F, dist), numpy, math, the formats, and the chapter's own names.
+    """What an answer finds without an import: torch (nn, F, dist), numpy, math, the formats, the names of its chapter.
 
     earlier: gives the function for each blank that the answer may call. Its own name and later blanks are not there.
     """

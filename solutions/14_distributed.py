@@ -55,8 +55,9 @@ except ModuleNotFoundError as missing:
 def accumulate_main_grads(model, batches, group=None):
     ### BEGIN SOLUTION
     parameters = list(model.parameters())
-    bucket = torch.zeros(sum(each.numel() for each in parameters), dtype=torch.float32)
-    mains = [view.view(each.shape) for view, each in zip(bucket.split([p.numel() for p in parameters]), parameters)]
+    sizes = [each.numel() for each in parameters]
+    bucket = torch.zeros(sum(sizes))  # one piece of memory: one all-reduce
+    mains = [view.view(each.shape) for view, each in zip(bucket.split(sizes), parameters, strict=True)]
     for x, y in batches:
         (model(x, y)[1] / len(batches)).backward()
         for main, parameter in zip(mains, parameters, strict=True):

@@ -27,7 +27,7 @@ from lowprec_lab.distributed import (
 from lowprec_lab.formats import E4M3, E5M2
 from lowprec_lab.graders import distributed_oracle as exact
 from lowprec_lab.graders import loss_scaling_oracle, quantizer_oracle
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for
 from lowprec_lab.quantizer import Quantized
 
 for _function in (
@@ -613,7 +613,7 @@ def not_a_number(answer, case):
 
 @check_for("all_reduce_amax")
 def one_collective(answer, case):
-    """How many collectives there are for one tensor, for three and for none of a kind; the kinds of what is returned."""
+    """How many collectives there are for one tensor, and for two to four; the kinds of what is returned."""
     for ranks in (2, 4):
         for kinds in ((0, 1, 2), (1,), (2, 0), (0, 0, 1, 2)):
             of = []
@@ -689,13 +689,6 @@ def sends_bfloat16(amaxes, group=None):
 @misconception("all_reduce_amax", "It returns everything in float32.")
 def all_in_float32(amaxes, group=None):
     return [each.float() for each in exact.all_reduce_amax(amaxes, group)]
-
-
-@misconception("all_reduce_amax", "It writes into the tensors that it was given.")
-def in_place(amaxes, group=None):
-    for each, new in zip(amaxes, exact.all_reduce_amax(amaxes, group), strict=True):
-        each.copy_(new)
-    return amaxes
 
 
 # --- 14.6 clip_distributed --------------------------------------------------------------------------------------------
@@ -971,9 +964,10 @@ def fills_in_front(shard, rows, fmt=E4M3, group=None):
 
 
 def some_layer(rng: np.random.Generator, m: int, k: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(x, weight, gradient of the output) of whole numbers, none of them 0. One element of each makes the scale a power of two.
+    """(x, weight, gradient of the output) of whole numbers, none of them 0, whose sums are exact.
 
-    It lies in a random place, so most parts of a tensor have another amax than the whole has. All sums are exact.
+    One element of each makes its scale a power of two. It lies in a random place, so most parts of a tensor have
+    another amax than the whole has.
     """
 
     def matrix(rows: int, columns: int, most: int, top: float) -> Tensor:
@@ -1044,25 +1038,6 @@ def rows_of_one_column(answer, case):
             _rows(answer, case, groups, m, k, n)
 
 
-class GradientInE4M3(exact.Parallel):
-    back = E4M3
-
-
-class GradientAsItIs(exact.Parallel):
-    def seen(self, name, x, fmt):
-        return x.detach().double().numpy() if name == "gradient" else super().seen(name, x, fmt)
-
-
-class Averages(exact.Parallel):
-    def whole(self, name, x):
-        return super().whole(name, x) / (dist.get_world_size(self.group) if name in self.sums else 1)
-
-
-class WeightAsItIs(exact.Parallel):
-    def seen(self, name, x, fmt):
-        return x.detach().double().numpy() if name == "weight" else super().seen(name, x, fmt)
-
-
 @misconception("column_parallel_float8", "Each rank scales its part of the weight by its own amax.")
 def column_own_weight_scale(x, weight, group=None):
     return exact.Parallel(("gradient",), ("grad_x",), group)(x, weight)
@@ -1080,7 +1055,7 @@ def column_own_gradient_of_x(x, weight, group=None):
 
 @misconception("column_parallel_float8", "The gradient of x is the mean over ranks, and not the sum.")
 def column_mean_gradient_of_x(x, weight, group=None):
-    return Averages(*exact.COLUMN, group)(x, weight)
+    return exact.Averages(*exact.COLUMN, group)(x, weight)
 
 
 @misconception("column_parallel_float8", "It sums the outputs of the ranks, which are different columns.")
@@ -1095,12 +1070,12 @@ def column_sums_gradients_of_weight(x, weight, group=None):
 
 @misconception("column_parallel_float8", "The gradient that arrives is cast to E4M3, and not to E5M2.")
 def column_gradient_in_e4m3(x, weight, group=None):
-    return GradientInE4M3(*exact.COLUMN, group)(x, weight)
+    return exact.GradientInE4M3(*exact.COLUMN, group)(x, weight)
 
 
 @misconception("column_parallel_float8", "The gradient that arrives is not cast at all.")
 def column_gradient_as_it_is(x, weight, group=None):
-    return GradientAsItIs(*exact.COLUMN, group)(x, weight)
+    return exact.GradientAsItIs(*exact.COLUMN, group)(x, weight)
 
 
 @misconception("column_parallel_float8", "It talks to all ranks there are, and not to the group.")
@@ -1125,7 +1100,7 @@ def row_own_output(x, weight, group=None):
 
 @misconception("row_parallel_float8", "The output is the mean over ranks, and not the sum.")
 def row_mean_output(x, weight, group=None):
-    return Averages(*exact.ROW, group)(x, weight)
+    return exact.Averages(*exact.ROW, group)(x, weight)
 
 
 @misconception("row_parallel_float8", "It sums the gradients of x over ranks, which have different columns of it.")
@@ -1138,24 +1113,17 @@ def row_sums_gradients_of_x(x, weight, group=None):
     "It sums the gradient that arrives over ranks, as autograd of a sum would: it is there already.",
 )
 def row_sums_the_gradient(x, weight, group=None):
-    return SumsTheGradient(*exact.ROW, group)(x, weight)
-
-
-class SumsTheGradient(exact.Parallel):
-    def seen(self, name, x, fmt):
-        if name == "gradient":
-            x = exact.summed(x.detach().clone(), self.group)
-        return super().seen(name, x, fmt)
+    return exact.SumsTheGradient(*exact.ROW, group)(x, weight)
 
 
 @misconception("row_parallel_float8", "The gradient that arrives is cast to E4M3, and not to E5M2.")
 def row_gradient_in_e4m3(x, weight, group=None):
-    return GradientInE4M3(*exact.ROW, group)(x, weight)
+    return exact.GradientInE4M3(*exact.ROW, group)(x, weight)
 
 
 @misconception("row_parallel_float8", "The weight is not cast at all.")
 def row_weight_as_it_is(x, weight, group=None):
-    return WeightAsItIs(*exact.ROW, group)(x, weight)
+    return exact.WeightAsItIs(*exact.ROW, group)(x, weight)
 
 
 @misconception("row_parallel_float8", "It talks to all ranks there are, and not to the group.")

@@ -34,7 +34,7 @@ def flags(found: bool, group: object = None) -> list[bool]:
 
 
 def main_grads(groups: tuple, inputs: Tensor) -> tuple[Tensor, ...]:
-    """What every rank has in the end, for `main_grads_on_ranks`, where dividing by both numbers and all sums are exact."""
+    """What every rank has in the end, for `main_grads_on_ranks`, where all sums and quotients are exact."""
     x = inputs.double().numpy()
     found = {}
     for ranks in groups:
@@ -274,21 +274,19 @@ def linear(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor,
 
 def columns(groups: tuple, x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
     """The rows that `column_parallel_on_ranks` is to give, where all sums are exact."""
-    return _in_pieces(groups, x, weight, gradient, lambda out, gx, gw, n: zip(out.chunk(n, 1), [gx] * n, gw.chunk(n)))
+    return _in_pieces(groups, x, weight, gradient, lambda out, gx, gw, n: (out.chunk(n, 1), [gx] * n, gw.chunk(n)))
 
 
 def rows(groups: tuple, x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
     """The rows that `row_parallel_on_ranks` is to give, where all sums are exact."""
-    return _in_pieces(
-        groups, x, weight, gradient, lambda out, gx, gw, n: zip([out] * n, gx.chunk(n, 1), gw.chunk(n, 1))
-    )
+    return _in_pieces(groups, x, weight, gradient, lambda out, gx, gw, n: ([out] * n, gx.chunk(n, 1), gw.chunk(n, 1)))
 
 
 def _in_pieces(groups: tuple, x: Tensor, weight: Tensor, gradient: Tensor, cut) -> tuple[Tensor, ...]:
     found = {}
     for which, ranks in enumerate(groups):
         parts = linear(x, weight * 2.0**which, gradient)
-        for rank, each in zip(ranks, cut(*parts, len(ranks)), strict=True):
+        for rank, each in zip(ranks, zip(*cut(*parts, len(ranks)), strict=True), strict=True):
             found[rank] = torch.cat([piece.flatten().float() for piece in each])
     return tuple(found[rank] for rank in sorted(found))
 
@@ -337,6 +335,42 @@ class _Both(torch.autograd.Function):
         grad_x = float8_linear_oracle.rounded(arrived @ layer.seen("weight", weight, E4M3), x.dtype)
         grad_weight = float8_linear_oracle.rounded(arrived.T @ layer.seen("x", x, E4M3), x.dtype)
         return layer.whole("grad_x", grad_x), layer.whole("grad_weight", grad_weight), None
+
+
+class GradientInE4M3(Parallel):
+    """The gradient that arrives is cast to E4M3."""
+
+    back = E4M3
+
+
+class GradientAsItIs(Parallel):
+    """The gradient that arrives is not cast."""
+
+    def seen(self, name, x, fmt):
+        return x.detach().double().numpy() if name == "gradient" else super().seen(name, x, fmt)
+
+
+class Averages(Parallel):
+    """What is to be summed over the group is averaged."""
+
+    def whole(self, name, x):
+        return super().whole(name, x) / (dist.get_world_size(self.group) if name in self.sums else 1)
+
+
+class WeightAsItIs(Parallel):
+    """The weight is not cast."""
+
+    def seen(self, name, x, fmt):
+        return x.detach().double().numpy() if name == "weight" else super().seen(name, x, fmt)
+
+
+class SumsTheGradient(Parallel):
+    """The gradient that arrives is summed over the group first."""
+
+    def seen(self, name, x, fmt):
+        if name == "gradient":
+            x = summed(x.detach().clone(), self.group)
+        return super().seen(name, x, fmt)
 
 
 COLUMN = (("weight", "gradient"), ("grad_x",))
