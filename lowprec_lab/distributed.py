@@ -14,15 +14,18 @@ Learning, arXiv:2209.05433.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lowprec_lab.blanks import blank, current
 from lowprec_lab.float8_linear import transpose  # noqa: F401 (for answers)
 from lowprec_lab.formats import E4M3, Format
+from lowprec_lab.loss_scaling import found_nonfinite, unscale_
 from lowprec_lab.quantizer import Quantized
 from lowprec_lab.rank_threads import bytes_sent, collectives, group_of, on_ranks
 
@@ -404,3 +407,193 @@ def _forward_and_backward(function: Callable, groups: tuple, pieces: Callable) -
         for each, (x, weight, gradient) in zip(ranks, pieces(len(ranks)), strict=True):
             given[each] = x, weight * 2.0**which, gradient
     return tuple(on_ranks(rank, [given[each] for each in sorted(given)]))
+
+
+# --- given: what the page runs in real processes, by ranks.launch -----------------------------------------------------
+
+
+def meet() -> dict:
+    """Every rank says who it is, and all learn the sum of their numbers."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    print(f"rank {rank} of {ranks}, process {os.getpid()}, by {dist.get_backend()}")
+    total = torch.tensor(float(rank))
+    dist.all_reduce(total)
+    return {"rank": rank, "sum of all ranks": float(total)}
+
+
+def fail_on(rank: int) -> None:
+    """One rank has an error; the others wait for it."""
+    if dist.get_rank() == rank:
+        raise RuntimeError("step 7: a batch of 0 tokens")
+    print("waiting for the others")
+    dist.barrier()
+
+
+class _ToAll(torch.autograd.Function):
+    """What all ranks have goes into layers that are divided: its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+class _FromAll(torch.autograd.Function):
+    """The sum of what the ranks have; each of them gets all of its gradient."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Divided(nn.Module):
+    """Two linear layers with a GELU between them, and what is before and behind it, on all ranks.
+
+    The hidden layer is divided among the ranks: `up` by rows, `down` by columns. The norm and the bias of the output
+    are the same on every rank, as long as their gradients are.
+    """
+
+    def __init__(self, width: int, hidden: int, seed: int) -> None:
+        super().__init__()
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        generator = torch.Generator().manual_seed(seed)
+        up = torch.randn(hidden, width, generator=generator) / width**0.5
+        down = torch.randn(width, hidden, generator=generator) / hidden**0.5
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Parameter(up.chunk(ranks)[rank].clone())
+        self.down = nn.Parameter(down.chunk(ranks, 1)[rank].clone())
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(F.linear(_ToAll.apply(self.norm(x)), self.up))
+        return _FromAll.apply(F.linear(hidden, self.down)) + self.bias
+
+    def common(self) -> Tensor:
+        """The parameters that all ranks have, in one row."""
+        return torch.cat([self.norm.weight, self.norm.bias, self.bias]).detach()
+
+
+def train_divided(steps: int, bad_step: int, bad_rank: int, together: bool) -> dict:
+    """Train a divided network. At one step a gradient of one rank's own part is infinite.
+
+    together: every rank's DistributedLossScaler asks all others, as it should; else it asks a group of itself alone.
+    Returns lists with a number for each step: "loss"; "scale" (of this rank); "skipped" (by this rank); "apart" (the
+    largest distance of two ranks in a parameter that all have).
+    """
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]  # all ranks make all groups
+    group = None if together else alone[dist.get_rank()]
+    scaler = DistributedLossScaler(2.0**12, growth_interval=40, hysteresis=1, group=group)
+    model = Divided(16, 32, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(2)
+    target = torch.randn(16, 16, generator=generator)
+    told: dict[str, list] = {"loss": [], "scale": [], "skipped": [], "apart": []}
+    for step in range(steps):
+        x = torch.randn(64, 16, generator=generator)
+        loss = F.mse_loss(model(x), torch.tanh(x @ target))
+        optimizer.zero_grad()
+        (loss * scaler.scale).backward()
+        if (step, dist.get_rank()) == (bad_step, bad_rank):
+            model.up.grad[0, 0] = torch.inf
+        gradients = [each.grad for each in model.parameters()]
+        unscale_(gradients, scaler.scale)
+        told["scale"].append(scaler.scale)
+        skipped = scaler.update(found_nonfinite(gradients))
+        if not skipped:
+            optimizer.step()
+        told["loss"].append(float(loss.detach()))
+        told["skipped"].append(skipped)
+        told["apart"].append(_apart(model.common()))
+    return told
+
+
+def train_both_ways(steps: int, bad_step: int, bad_rank: int) -> dict:
+    """`train_divided` with ranks that decide alone, and together."""
+    return {
+        "alone": train_divided(steps, bad_step, bad_rank, False),
+        "together": train_divided(steps, bad_step, bad_rank, True),
+    }
+
+
+def _apart(x: Tensor) -> float:
+    most, least = x.clone(), x.clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return float((most - least).max())
+
+
+def gather_in(rows: int, columns: int) -> dict:
+    """The bytes that this process sends to gather a weight in FP32, in BF16, and in codes by `float8_all_gather`.
+
+    Counted by the kernel in gloo's TCP connections; empty where it does not tell (elsewhere than on Linux).
+    """
+    from lowprec_lab.ranks import wire_bytes
+
+    ranks = dist.get_world_size()
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
+    shard = shards_of(weight, ranks)[dist.get_rank()].contiguous()
+
+    def gather(dtype: torch.dtype) -> None:
+        mine = shard.to(dtype)
+        dist.all_gather([torch.empty_like(mine) for _ in range(ranks)], mine)
+
+    ways = {
+        "FP32": lambda: gather(torch.float32),
+        "BF16": lambda: gather(torch.bfloat16),
+        "FP8": lambda: float8_all_gather(shard, rows),
+    }
+    dist.barrier()
+    sent = {}
+    for name, way in ways.items():
+        before = wire_bytes()
+        if before is None:
+            return {}
+        way()
+        dist.barrier()  # what was written has gone over the wire when all have it
+        sent[name] = wire_bytes() - before
+    return sent
+
+
+# --- given: what the page does in one process -------------------------------------------------------------------------
+
+
+class LossInFloat32(nn.Module):
+    """A language model in 16 bits, with the loss of its logits in float32."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model.to(dtype)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(x, y)[0].float()
+        return logits, F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+def scales_by_kind(world: int, tensor: int, pipeline: int, kind: str, x: Tensor, weight: Tensor) -> tuple[list, list]:
+    """(the scale of its activation, of its part of the weight) on each rank of a world, with amaxes over one kind of
+    group; by `rank_groups` and `quantize_part`.
+
+    x: (data * M, K), a batch for each data shard; weight: (pipeline, N, K), a layer for each stage, divided by rows.
+    """
+    groups = rank_groups(world, tensor, pipeline, kind)
+    data = world // (tensor * pipeline)
+
+    def rank(mine: int) -> tuple[float, float]:
+        t, d, p = mine % tensor, mine // tensor % data, mine // (tensor * data)
+        group = _my_group(groups)
+        seen = quantize_part(x.chunk(data)[d], E4M3, group)
+        return float(seen.scale), float(quantize_part(weight[p].chunk(tensor)[t], E4M3, group).scale)
+
+    found = on_ranks(rank, _alone(range(world)))
+    return [each[0] for each in found], [each[1] for each in found]

@@ -2,9 +2,10 @@
 
     results = on_ranks(function, [(1.0,), (2.0,)])      # function(1.0) on rank 0, function(2.0) on rank 1
 
-Inside, `dist.all_reduce`, `dist.all_gather`, `dist.get_rank` and the like do what they do between processes, with a group of threads in place of gloo or NCCL. It needs no socket, so a class's sandbox can judge many ranks. And it
-knows where each rank is: when all that still run wait for one that will not come, each of them ends at once, with a
-sentence. (Processes would wait until a time limit.) It counts what each rank would send, too.
+Inside, `dist.all_reduce`, `dist.all_gather`, `dist.get_rank` and the like do what they do between processes, with a
+group of threads in place of gloo or NCCL. It needs no socket, so a class's sandbox can judge many ranks. And it knows
+where each rank is: when all that still run wait for one that will not come, each of them ends at once, with a sentence.
+(Processes would wait until a time limit.) It counts what each rank would send, too.
 
 Numbers are added up in the order of ranks. MAX and MIN over a NaN give what the comparison with it happens to give, as
 gloo's do.

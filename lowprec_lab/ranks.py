@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 TIME_LIMIT_S = 60.0
-_GRACE_S = 2.0  # from asking a process to end to ending it, and for the others' last words after the first error
+_GRACE_S = 2.0  # for the last words of a process that has ended
 _LAST_LINES = 3
 
 
@@ -109,7 +109,7 @@ class _Process:
     """One rank: its process, in a session of its own, and the thread that reads what it prints."""
 
     def __init__(self, rank: int, command: Sequence[str], variables: dict, pipe: int, heard: queue.SimpleQueue) -> None:
-        self.rank, self.last = rank, []
+        self.rank, self.last, self.gone_at = rank, [], 0.0
         self.popen = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             pass_fds=(pipe,), start_new_session=True,
@@ -122,57 +122,59 @@ class _Process:
             heard.put((self, line.decode("utf-8", "replace").rstrip()))
         heard.put((self, None))
 
-    def signal(self, which: signal.Signals) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self.popen.pid, which)
+    def code(self, ends: float) -> int:
+        """Its exit status, now that its output has ended; 0 while it runs on until then."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.popen.wait(max(ends - time.monotonic(), 0.0))
+        return 0
+
+    def long_gone(self) -> bool:
+        """Whether it has ended for a while, though something that it started still holds its output."""
+        if self.popen.poll() is None:
+            return False
+        self.gone_at = self.gone_at or time.monotonic()
+        return time.monotonic() > self.gone_at + _GRACE_S
 
     def end(self) -> None:
         """End it and all that it started, if it still runs."""
-        self.signal(signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
         self.reader.join(_GRACE_S)
         self.popen.stdout.close()
 
 
 def _attend(processes: list[_Process], heard: queue.SimpleQueue, time_limit_s: float, say: Callable) -> None:
-    """Pass on what the ranks say until all have ended well. Raises RankError for the first that has not."""
+    """Pass on what the ranks say until all have ended well. Raises RankError for the first that has not.
+
+    The first is the one whose output ended first: others fail because of it, soon after.
+    """
     ends = time.monotonic() + time_limit_s
-    while True:
-        _pass_on(heard, say, 0.02)
-        codes = {each: each.popen.poll() for each in processes}
-        failed = [each for each, code in codes.items() if code]
-        if failed:
-            raise _failure(failed[0], processes, heard, say)
-        if all(code == 0 for code in codes.values()):
-            for each in processes:
-                each.reader.join(_GRACE_S)
-            _pass_on(heard, say, 0.0)
-            return
+    ended: list[_Process] = []
+    while len(ended) < len(processes):
+        ended += [each for each in _pass_on(heard, say, 0.05) if each not in ended]
+        ended += [each for each in processes if each not in ended and each.long_gone()]
+        failed = next((each for each in ended if each.code(ends)), None)
+        if failed is not None:
+            stopped = ", and the other ranks were stopped" if len(processes) > 1 else ""
+            raise RankError(f"rank {failed.rank} {_how(failed)}{stopped}", failed.rank)
         if time.monotonic() > ends:
-            raise _too_long([each for each, code in codes.items() if code is None], time_limit_s)
+            raise _too_long([each for each in processes if each.popen.poll() is None], time_limit_s)
 
 
-def _pass_on(heard: queue.SimpleQueue, say: Callable, wait_s: float) -> None:
+def _pass_on(heard: queue.SimpleQueue, say: Callable, wait_s: float) -> list[_Process]:
+    """Say the lines that have come, after a wait for the first; returns the processes that will say no more."""
+    silent = []
     with contextlib.suppress(queue.Empty):
+        process, line = heard.get(timeout=wait_s)
         while True:
-            process, line = heard.get(timeout=wait_s) if wait_s else heard.get_nowait()
-            if line is not None:
+            if line is None:
+                silent.append(process)
+            else:
                 process.last = [*process.last, line][-_LAST_LINES:]
                 say(f"[{process.rank}] {line}")
-
-
-def _failure(first: _Process, processes: list[_Process], heard: queue.SimpleQueue, say: Callable) -> RankError:
-    """What to say of a rank that failed. The others get a moment: one of them may say what was wrong before."""
-    others = [each for each in processes if each is not first]
-    ends = time.monotonic() + _GRACE_S
-    for each in others:
-        each.signal(signal.SIGTERM)
-    while time.monotonic() < ends and any(each.popen.poll() is None for each in others):
-        _pass_on(heard, say, 0.02)
-    first.reader.join(_GRACE_S)
-    _pass_on(heard, say, 0.0)
-    stopped = ", and the other ranks were stopped" if others else ""
-    return RankError(f"rank {first.rank} {_how(first)}{stopped}", first.rank)
+            process, line = heard.get_nowait()
+    return silent
 
 
 def _how(process: _Process) -> str:
@@ -229,7 +231,7 @@ def wire_bytes() -> int | None:
     """The bytes that this process has sent over all its TCP connections, as the kernel counts them; None elsewhere.
 
     Between ranks of one machine gloo sends what it would send between two. Headers of gloo are counted, those of TCP
-    are not. Linux only.
+    are not; what still waits in a buffer is not, so let a barrier come first. Linux only.
     """
     if sys.platform != "linux":
         return None
@@ -296,7 +298,8 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except Exception as error:
-        traceback.print_exc()
-        print(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+        traceback.print_exc(limit=-2)
+        if "\n" in str(error):  # the last line is what a RankError quotes
+            print(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         sys.stdout.flush()
         os._exit(1)  # not through what would wait for the other ranks

@@ -62,6 +62,7 @@ def wire(n):
     before = wire_bytes()
     pieces = [torch.empty(n) for _ in range(dist.get_world_size())]
     dist.all_gather(pieces, torch.ones(n))
+    dist.barrier()
     return wire_bytes() - before
 
 
