@@ -27,7 +27,7 @@ from lowprec_lab.distributed import (
 from lowprec_lab.formats import E4M3, E5M2
 from lowprec_lab.graders import distributed_oracle as exact
 from lowprec_lab.graders import loss_scaling_oracle, quantizer_oracle
-from lowprec_lab.graders.registry import check_for, misconception, oracle_for
+from lowprec_lab.graders.registry import check_for, misconception, oracle_for, question_for
 from lowprec_lab.quantizer import Quantized
 
 for _function in (
@@ -1129,3 +1129,36 @@ def row_weight_as_it_is(x, weight, group=None):
 @misconception("row_parallel_float8", "It talks to all ranks there are, and not to the group.")
 def row_over_the_world(x, weight, group=None):
     return exact.Parallel(*exact.ROW, None)(x, weight)
+
+
+# --- the page's questions ---------------------------------------------------------------------------------------------
+
+question_for(
+    "14.A",
+    True,
+    "True: good steps add to the other counter alone. Nothing but growth, after 1000 of them, refills the patience.",
+    "Which lines set _hysteresis_tracker?",
+    {False: "That is what the docstring says. Which line would have to fill the patience again at a good step?"},
+)
+question_for(
+    "14.B",
+    2.0,
+    "2.0: without `op`, all_reduce sums. Step and update only ask whether it is above 0, so a sum does what MAX does.",
+    "Which operation has all_reduce where none is given?",
+    {1.0: "That would be MAX. Is there an `op` in the call?"},
+)
+question_for(
+    "14.C",
+    8,
+    "8: doubled as long as 64 / factor is above factor. So it is near the square root: divided by 8 before the sum, and "
+    "by 8 after it. The sum does not overflow, and what is summed does not become too small.",
+    "pre_factor begins at 1 and is doubled while ... Do it by hand.",
+    {64: "That is all of it. What is left for after the sum?", 16: "At 8, is 64 / 8 above 8?"},
+)
+question_for(
+    "14.D",
+    4,
+    "4: one model is tensor x pipeline ranks, 2 x 2. The other data shard has the same gradients, after the mean.",
+    "Which kind of group is one copy of the model? How many ranks has it?",
+    {8: "Those are two copies of the model.", 2: "Those are the parts of one stage."},
+)
