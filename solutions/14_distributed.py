@@ -68,7 +68,7 @@ except ModuleNotFoundError as missing:
 launch("lowprec_lab.distributed:meet", ranks=2)
 
 # %% [markdown]
-# What if one of them has an error? The others are waiting for it in a collective, and would wait until a time limit of the backend, half an hour by default. So a launcher must watch all of them, and end all when one fails:
+# What if one of them has an error? The others are waiting for it in a collective, and would wait until a time limit of the backend, which is up to half an hour. So a launcher must watch all of them, and end all when one fails:
 
 # %%
 try:
@@ -594,7 +594,7 @@ check(column_parallel_float8)
 # | out | (M, N), the same on every rank: what `Float8Linear` ("tensorwise") gives for the whole input and weight; with a gradient for both |
 # | mind | both are parts now; the products are summed over ranks in x's dtype. The gradient that arrives is whole, and the same everywhere: nobody sums it again |
 #
-# By hand, two ranks, one output, x = (2, 3) and weight (448, 1): rank 0 makes 2 * 448 = 896, rank 1 makes 3 * 1 = 3, and both return **899**. Backward with a gradient of 1: rank 0 gets 448 for its x, rank 1 gets 1. (x has an amax of 3 on rank 1 and 2 on rank 0; the scale of both is 448 / 3, and 2 * 149.33 = 298.67 is rounded to 288: rank 0's 2 comes back as 1.93, and the output is 867. Small tensors with one scale are not exact!)
+# By hand, two ranks, one output, x = (7, 3.5) and weight (448, 1): the scales are 448 / 7 = 64 and 1. Rank 0 makes 7 * 448 = 3136, rank 1 makes 3.5 * 1, and both return **3139.5**. Backward with a gradient of 1, rank 0 gets 448 for its part of x, and rank 1 gets 1. (With its own amax rank 1 would scale 3.5 by 128. Here that gives the same value; most numbers are not so kind.)
 #
 # <details><summary>A nudge</summary>Forward all ranks give and all get. What does that say about the gradient of each part?</details>
 # <details><summary>An approach</summary>As in 14.8, with <code>quantize_part</code> for x and weight, <code>quantize</code> for the gradient, and <code>all_reduce</code> on the output. If you let autograd make the way back of the sum, it may sum the gradient, too.</details>

@@ -1150,7 +1150,7 @@ question_for(
 question_for(
     "14.C",
     8,
-    "8: doubled as long as 64 / factor is above factor. So it is near the square root: divided by 8 before the sum, and "
+    "8: doubled as long as 64 / factor is above factor. So it is near the root of 64: divided by 8 before the sum, and "
     "by 8 after it. The sum does not overflow, and what is summed does not become too small.",
     "pre_factor begins at 1 and is doubled while ... Do it by hand.",
     {64: "That is all of it. What is left for after the sum?", 16: "At 8, is 64 / 8 above 8?"},
