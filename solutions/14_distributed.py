@@ -147,22 +147,20 @@ def flat(tensors):
     return torch.cat([each.detach().double().flatten() for each in tensors])
 
 
+def error(found, exact):
+    return float((flat(found) - exact).norm() / exact.norm())
+
+
 sizes, in_bfloat16, in_float32 = [1, 2, 4, 8, 16, 32, 64], [], []
-total = 0.0
-for part, (x, y) in enumerate(batches, start=1):  # autograd adds to .grad, in BF16
-    loss = model(x, y)[1] / 64
-    total = total + flat(torch.autograd.grad(loss, parameters, retain_graph=True))
-    loss.backward()
+exact, added = 0.0, [torch.zeros_like(each) for each in parameters]
+for part, (x, y) in enumerate(batches, start=1):
+    gradients = torch.autograd.grad(model(x, y)[1], parameters)
+    exact = exact + flat(gradients)
+    added = [total + gradient for total, gradient in zip(added, gradients, strict=True)]  # BF16, as .grad adds up
     if part in sizes:
-        in_bfloat16.append(float((flat(each.grad for each in parameters) - total).norm() / total.norm()))
-        exact = total * (64 / part)
-        held = [each.grad for each in parameters]
-        model.zero_grad(set_to_none=True)
-        (mine,) = on_ranks(accumulate_main_grads, [(model, batches[:part])])  # a world of one rank
-        for each, gradient in zip(parameters, held, strict=True):
-            each.grad = gradient
-        in_float32.append(float((flat(mine) - exact).norm() / exact.norm()))
-model.zero_grad(set_to_none=True)
+        in_bfloat16.append(error(added, exact))
+        (mains,) = on_ranks(accumulate_main_grads, [(model, batches[:part])])  # a world of one rank
+        in_float32.append(error(mains, exact / part))
 
 with plots.style():
     picture, axes = plots.figure(8, 3.8)
