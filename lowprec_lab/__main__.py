@@ -155,7 +155,7 @@ def train(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in names() if getattr(options, name) is not None}
     from lowprec_lab.data import DataError
     from lowprec_lab.runs import RunError
-    from lowprec_lab.train import TrainingError, resume_settings, train
+    from lowprec_lab.train import RankError, TrainingError, resume_settings, train
 
     shown = sys.stderr if options.json else sys.stdout
     try:
@@ -165,13 +165,24 @@ def train(options: argparse.Namespace) -> int:
             told, name, options.resume, options.overwrite, options.stop_at, progress=not options.json,
             say=lambda line: print(line, file=shown, flush=True),
         )  # fmt: skip
-    except (RunError, DataError, TrainingError) as error:
-        return _failed(error) if _is_first_process() else 1
+    except RankError as error:
+        return _leave(_failed(error) if error.tell else 1)
+    except (RunError, DataError, TrainingError) as error:  # under torchrun the rank that has it first says it
+        return _failed(error) if getattr(error, "tell", _is_first_process()) else 1
     except ValueError as error:  # a setting, or a precision, that cannot be
+        if not getattr(error, "tell", True):
+            return 2
         raise CommandError(str(error)) from error
     if _is_first_process():
         _print_json(result.as_dict()) if options.json else print(result.text())
     return result.stopped
+
+
+def _leave(status: int) -> int:
+    """End here and now: a thread of torch's that still waits for another process would not let Python end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _is_first_process() -> bool:
