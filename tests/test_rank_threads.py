@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from sandboxes import open_sandbox
 
 from lowprec_lab.limits import TookTooLongError, time_limit
 from lowprec_lab.rank_threads import RanksDisagreeError, bytes_sent, collectives, group_of, on_ranks
@@ -157,3 +158,43 @@ def test_backward_runs_on_the_rank_that_calls_it():
         return x.grad.tolist()
 
     assert on_ranks(rank, [(1.0,), (2.0,)]) == [[3.0, 3.0], [3.0, 3.0]]
+
+
+# --- in a class's sandbox ---
+
+LOOPS = """
+def all_reduce_found_inf(gradients, group=None):
+    while dist.get_rank() == 1:
+        pass
+    dist.barrier(group=group)
+    return False
+"""
+WAITS = """
+def all_reduce_found_inf(gradients, group=None):
+    if dist.get_rank() == 1:
+        import time
+        time.sleep(1000)
+    dist.barrier(group=group)
+    return False
+"""
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with open_sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [LOOPS, WAITS], ids=["loops", "waits"])
+def test_a_rank_that_never_ends_costs_its_exercise_alone(text, workers):
+    from lowprec_lab.blanks import BLANKS
+    from lowprec_lab.grading.judge import judge
+    from lowprec_lab.sources import Source, reference_source
+
+    name = "all_reduce_found_inf"
+    verdict = judge(BLANKS[name], {name: Source(text)}, workers)
+    assert not verdict.passed
+    assert "It was stopped after" in verdict.text()
+    other = judge(BLANKS[name], {name: reference_source(name)}, workers)
+    assert other.passed
