@@ -28,7 +28,7 @@ import torch
 
 from lowprec_lab import formats
 from lowprec_lab.answers import load_answers
-from lowprec_lab.blanks import BLANKS, Blank, earlier_than, in_order
+from lowprec_lab.blanks import BLANKS, FINDING, Blank, earlier_than, in_order
 from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.percent import Cell, read_cells
 
@@ -289,14 +289,19 @@ def found_when_used(name: str, find: Callable[[str], Callable]) -> Callable:
     """A function that stands in for a blank, and finds it when it is first called, or first inherited from."""
     found: list[Callable] = []  # kept here, so that torch.compile can follow a second call
 
+    def look() -> None:
+        with FINDING:
+            if not found:
+                found.append(find(name))
+
     def call(*args: object, **kwargs: object) -> object:
         if not found:
-            found.append(find(name))
+            look()
         return found[0](*args, **kwargs)
 
     def as_a_base(_bases: tuple) -> tuple:
         if not found:
-            found.append(find(name))
+            look()
         return (found[0],)
 
     call.__mro_entries__ = as_a_base  # what Python asks for where a base is no class

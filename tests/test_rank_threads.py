@@ -198,3 +198,31 @@ def test_a_rank_that_never_ends_costs_its_exercise_alone(text, workers):
     assert "It was stopped after" in verdict.text()
     other = judge(BLANKS[name], {name: reference_source(name)}, workers)
     assert other.passed
+
+
+def test_ranks_that_need_the_same_answer_first_load_it_once(monkeypatch):
+    from lowprec_lab import sources
+
+    loads = []
+    real = sources.load
+    monkeypatch.setattr(
+        sources, "load", lambda *given: (time.sleep(0.02), loads.append(given[1].name), real(*given))[-1]
+    )
+    answer = real(
+        sources.reference_source("all_reduce_found_inf"), blank("all_reduce_found_inf"), reference_later(), "ours"
+    )
+    assert on_ranks(answer, [([torch.ones(2)],)] * 4) == [False] * 4
+    assert loads == ["found_nonfinite"]
+
+
+def blank(name):
+    from lowprec_lab.blanks import BLANKS, load_chapters
+
+    load_chapters()
+    return BLANKS[name]
+
+
+def reference_later():
+    from lowprec_lab.sources import earlier_answers, reference_source
+
+    return earlier_answers({"found_nonfinite": reference_source("found_nonfinite")})
