@@ -9,7 +9,7 @@ each other through a file, so no port can be in use.
 How it ends:
 - When a rank ends with an error all others are stopped, and RankError says which rank it was, and why.
 - After `time_limit_s` all are stopped, and RankError names those that were still at work.
-- When the process that launched them ends, in whatever way, they end: each holds on to a pipe that closes then.
+- When the process that launched them ends, in whatever way, they end: each reads from a pipe that closes then.
 
 References: PyTorch's documentation of torchrun (elastic/run) for the environment; prctl(2) of the Linux man-pages.
 """
@@ -39,6 +39,7 @@ import torch.distributed as dist
 TIME_LIMIT_S = 60.0
 _GRACE_S = 2.0  # for the last words of a process that has ended
 _LAST_LINES = 3
+_LAUNCHED = "LOWPREC_LAUNCHED"  # in the environment of a process that `run_ranks` has started
 
 
 class RankError(RuntimeError):
@@ -79,22 +80,18 @@ def run_ranks(
 ) -> None:  # fmt: skip
     """Run a command once for each rank, with torchrun's environment, until all are done; as `launch` does.
 
-    The command's process must watch LOWPREC_RANK_PIPE (see `end_with_the_launcher`) to end when this one is killed.
+    The command's process calls `end_with_the_launcher`, so that it ends when this one is killed. It has no other input.
     """
-    read_end, write_end = os.pipe()
     processes: list[_Process] = []
     heard: queue.SimpleQueue = queue.SimpleQueue()
     try:
         for rank in range(ranks):
             variables = {**os.environ, **torchrun_variables(rank, ranks), **(environment or {})}
-            variables["LOWPREC_RANK_PIPE"] = str(read_end)
-            processes.append(_Process(rank, command, variables, read_end, heard))
+            processes.append(_Process(rank, command, {**variables, _LAUNCHED: "1"}, heard))
         _attend(processes, heard, time_limit_s, say or (lambda line: None))
     finally:
         for each in processes:
             each.end()
-        os.close(read_end)
-        os.close(write_end)
 
 
 def torchrun_variables(rank: int, ranks: int) -> dict[str, str]:
@@ -108,11 +105,11 @@ def torchrun_variables(rank: int, ranks: int) -> dict[str, str]:
 class _Process:
     """One rank: its process, in a session of its own, and the thread that reads what it prints."""
 
-    def __init__(self, rank: int, command: Sequence[str], variables: dict, pipe: int, heard: queue.SimpleQueue) -> None:
+    def __init__(self, rank: int, command: Sequence[str], variables: dict, heard: queue.SimpleQueue) -> None:
         self.rank, self.last, self.gone_at = rank, [], 0.0
         self.popen = subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            pass_fds=(pipe,), start_new_session=True,
+            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
         self.reader = threading.Thread(target=self._read, args=(heard,), daemon=True)
         self.reader.start()
@@ -138,9 +135,13 @@ class _Process:
     def end(self) -> None:
         """End it and all that it started, if it still runs."""
         with contextlib.suppress(OSError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+            else:
+                self.popen.kill()
         self.popen.wait()
         self.reader.join(_GRACE_S)
+        self.popen.stdin.close()
         self.popen.stdout.close()
 
 
@@ -205,8 +206,7 @@ def end_with_the_launcher() -> None:
 
     For a command of `run_ranks`; does nothing in a process that was launched in another way.
     """
-    pipe = os.environ.get("LOWPREC_RANK_PIPE")
-    if not pipe:
+    if not os.environ.pop(_LAUNCHED, ""):
         return
     if sys.platform == "linux":
         import ctypes
@@ -215,9 +215,11 @@ def end_with_the_launcher() -> None:
 
     def watch() -> None:
         with contextlib.suppress(OSError):
-            os.read(int(pipe), 1)
+            os.read(0, 1)
         with contextlib.suppress(OSError):
-            os.killpg(os.getpgrp(), signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
