@@ -229,6 +229,44 @@ def test_ranks_that_decide_alone_come_apart_and_together_they_do_not():
     assert (sum(first["alone"]["skipped"]), sum(second["alone"]["skipped"])) == (0, 1)
 
 
+def all_answers():
+    """What the reference answers give on this rank of two, in one row for each."""
+    rank = dist.get_rank()
+    generator = torch.Generator().manual_seed(20)
+    parts = [(torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)) for _ in range(4)]
+    weight, x = torch.randn(7, 8, generator=generator), torch.randn(5, 8, generator=generator)
+    mains = reference("accumulate_main_grads")(Net(torch.bfloat16), parts[rank::2])
+    bad = [torch.tensor([1.0, torch.inf if rank else 1.0])]
+    scaler = reference("DistributedLossScaler")(2.0**8, growth_interval=2)
+    scales = [(scaler.update(step == rank), scaler.scale) for step in range(5)]
+    amaxes = reference("all_reduce_amax")([torch.tensor([1.0, torch.nan][rank]), torch.tensor([[2.0], [3.0 + rank]])])
+    gradients = [weight[rank].clone(), x.clone()]
+    norm = reference("clip_distributed")(gradients, [True, False], 1.0)
+    gathered = reference("float8_all_gather")(chapter.shards_of(weight, 2)[rank], 7)
+    rows = [torch.cat([each.flatten() for each in mains]), torch.tensor(scales).flatten(), torch.tensor([norm])]
+    rows += [torch.tensor([float(reference("all_reduce_found_inf")(bad))]), *map(torch.flatten, amaxes), *gradients]
+    rows += [gathered.codes.flatten().float(), gathered.scale.reshape(1)]
+    for answer in (reference("column_parallel_float8"), reference("row_parallel_float8")):
+        mine, part = x.clone().requires_grad_(), weight[:6].clone().requires_grad_()
+        output = answer(mine, part)
+        output.backward(torch.ones_like(output))
+        rows += [output.detach().flatten(), mine.grad.flatten(), part.grad.flatten()]
+    return [row.detach().float().flatten() for row in rows]
+
+
+@pytest.mark.slow
+def test_answers_give_with_gloo_what_they_give_in_a_check():
+    from test_ranks import WITH_TESTS
+
+    from lowprec_lab.ranks import launch
+
+    processes = launch("test_distributed_oracle:all_answers", 2, environment=WITH_TESTS, say=None)
+    threads = on_ranks(all_answers, [(), ()])
+    for process, thread in zip(processes, threads, strict=True):
+        assert len(process) == len(thread)
+        assert all(torch.equal(a, b) for a, b in zip(process, thread, strict=True))
+
+
 @pytest.mark.slow
 def test_the_wire_carries_about_a_quarter_of_the_bytes():
     from lowprec_lab.ranks import launch

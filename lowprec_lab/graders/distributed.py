@@ -978,14 +978,14 @@ def some_layer(rng: np.random.Generator, m: int, k: int, n: int) -> tuple[Tensor
     return matrix(m, k, 30, exact.TOP), matrix(n, k, 30, exact.TOP), matrix(m, n, 30, exact.BACK_TOP)
 
 
-def _columns(answer, case, groups: tuple, m: int, k: int, n: int, dtype=torch.float32) -> None:
-    x, weight, gradient = (each.to(dtype) for each in some_layer(case.rng, m, k, n))
+def _columns(answer, case, groups: tuple, m: int, k: int, n: int) -> None:
+    x, weight, gradient = some_layer(case.rng, m, k, n)
     want = exact.columns(groups, x, weight, gradient)
     case.same_bits(answer.run(column_parallel_on_ranks, groups, x, weight, gradient), want)
 
 
-def _rows(answer, case, groups: tuple, m: int, k: int, n: int, dtype=torch.float32) -> None:
-    x, weight, gradient = (each.to(dtype) for each in some_layer(case.rng, m, k, n))
+def _rows(answer, case, groups: tuple, m: int, k: int, n: int) -> None:
+    x, weight, gradient = some_layer(case.rng, m, k, n)
     want = exact.rows(groups, x, weight, gradient)
     case.same_bits(answer.run(row_parallel_on_ranks, groups, x, weight, gradient), want)
 
