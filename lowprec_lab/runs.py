@@ -142,8 +142,13 @@ class Run:
         write_whole(self.checkpoint, buffer.getvalue(), self._step_back)
 
     def _step_back(self) -> bool:
-        if self.checkpoint.exists():
-            os.replace(self.checkpoint, self.previous)
+        """The newest checkpoint becomes the previous one, of whichever kind it is; there is one of each at most."""
+        pairs = (self.checkpoint, self.previous), (self.sharded, self.previous_sharded)
+        for (newest, previous), (_, other) in (pairs, pairs[::-1]):
+            if newest.exists():
+                _remove(previous)
+                os.replace(newest, previous)
+                _remove(other)
         return True
 
     def load(self, say=print) -> dict | None:
@@ -169,9 +174,8 @@ class Run:
 
     def _checkpoints(self) -> list[Path]:
         """The checkpoints that are there, the newest first."""
-        found = [each for each in (self.checkpoint, self.previous) if each.is_file()]
-        found += [each for each in (self.sharded, self.previous_sharded) if each.is_dir()]
-        return sorted(found, key=lambda path: (path / SUMS if path.is_dir() else path).stat().st_mtime_ns, reverse=True)
+        newest_first = (self.checkpoint, self.sharded, self.previous, self.previous_sharded)
+        return [each for each in newest_first if each.exists()]
 
     # Checkpoints that all ranks write.
 
@@ -201,10 +205,16 @@ class Run:
             for name in found:
                 _flush(folder / name)
             write_whole(folder / SUMS, json.dumps(found).encode())
-            if self.sharded.exists():
-                shutil.rmtree(self.previous_sharded, ignore_errors=True)
-                os.replace(self.sharded, self.previous_sharded)
+            self._step_back()
             os.replace(folder, self.sharded)
+
+
+def _remove(path: Path) -> None:
+    """A checkpoint, whether it is a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

@@ -17,10 +17,10 @@ TRAINING: dict[str, dict] = {
     },
 }  # fmt: skip
 
-# A run that goes on keeps these: with another value it would be another run.
+# A run that goes on keeps these: with another value it would be another run. It keeps the batches of a step, too.
 IDENTITY = (
     "preset", "layers", "heads", "width", "context", "bias", "dropout", "precision", "recipe", "skip", "batch",
-    "accumulate", "seed",
+    "seed",
 )  # fmt: skip
 
 

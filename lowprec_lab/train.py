@@ -111,7 +111,7 @@ def train(
         rank = peers.rank
         say = say if rank == 0 else _silent
         peers.agree("settings", {**_agreed(told), "stop_at": last})
-        state = _look(run, told, resume, overwrite, say)
+        state = _look(run, told, resume, overwrite, say, peers.world)
         trainer = Trainer(told, corpus if corpus is not None else load_corpus(say), say)
         trainer.peers = peers
         if state is not None:
@@ -160,7 +160,7 @@ def resume_settings(name: str, given: dict) -> Settings:
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
-def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say) -> dict | None:
+def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say, ranks: int) -> dict | None:
     """The checkpoint to go on from, or None; says what changes. Nothing is written yet."""
     if run.exists() and not resume and not overwrite:
         raise RunError(
@@ -169,7 +169,7 @@ def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say) -> dict 
         )
     state = run.load(say) if resume else None
     if state is not None:
-        _compare(run, state, told, say)
+        _compare(run, state, told, say, ranks)
     return state
 
 
@@ -183,7 +183,7 @@ def _claim(run: Run, told: Settings, rank: int, clear: bool) -> None:
         run.write_settings(told)
 
 
-def _compare(run: Run, state: dict, told: Settings, say) -> None:
+def _compare(run: Run, state: dict, told: Settings, say, ranks: int) -> None:
     """Refuse a checkpoint of another model; say what will differ from a run that was never stopped."""
     before = settings(**state["settings"])
     differences = changed(before, told)
@@ -195,6 +195,15 @@ def _compare(run: Run, state: dict, told: Settings, say) -> None:
             f"the checkpoint in {run.folder} is of another run: it has {was}, and {asked} was asked for. "
             "Choose another --name"
         )
+    had, has = state.get("ranks", ranks) * before.accumulate, ranks * told.accumulate
+    if had != has and before.accumulate != told.accumulate:
+        raise RunError(
+            f"the checkpoint in {run.folder} is of another run: a step of it is {had} batches, and {has} were asked "
+            f"for ({ranks} of processes times accumulate {told.accumulate}). Choose another --name"
+        )
+    if had != has:
+        keeps = f": --accumulate {had // ranks} keeps it" if had % ranks == 0 else ""
+        say(f"A step is {has} batches now, and was {had}{keeps}.")
     kept = ("eval_every", "checkpoint_every", "sample", "tensorboard", "threads", "patience")
     now = [f"{name} {old} → {new}" for name, (old, new) in differences.items() if name not in kept]
     if now:
@@ -291,7 +300,7 @@ class _Loop:
         state = {
             "step": trainer.step, "settings": dataclasses.asdict(self.told), "text": trainer.corpus.sha256,
             "vocabulary": trainer.corpus.vocabulary.characters, "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__), "trainer": trainer.state_dict(),
+            "torch": str(torch.__version__), "ranks": trainer.world, "trainer": trainer.state_dict(),
         }  # fmt: skip
         if trainer.sharded:
             self._save_shards(state)
