@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 · Distributed: what must many ranks agree on?
 #
-# **Takes** 5 to 6 hours. **Needs** [chapter 06](06_loss_scaling.ipynb): loss scalers; [chapter 07](07_quantizer.ipynb): amax and scales; [chapter 08](08_float8_linear.ipynb): the casts of a linear layer. **Gives** you the parts of Megatron's training step that talk to other ranks, an all-gather with a quarter of the bytes, and linear layers that are divided among ranks, in FP8.
+# **Takes** 5 to 6 hours. **Needs** [chapter 06](06_loss_scaling.ipynb): loss scalers; [chapter 07](07_quantizer.ipynb): amax and scales; [chapter 08](08_float8_linear.ipynb): the casts of a linear layer. **Gives** you the parts of Megatron's training step that talk to other ranks, an all-gather with a quarter of the bytes, linear layers that are divided among ranks, in FP8, and a plan for ten thousand GPUs.
 #
 # A model that does not fit on one GPU, or would take a year there, is trained by many processes. Each has its own data, its own part of the weights, its own gradients. Most of the time they compute alone. But every decision that one number makes for the whole model (is this step bad? what is the scale? how long is the gradient?) is a decision that *all of them must make in the same way*. Where two of them decide differently nothing crashes. There are just two models from then on, and nobody notices for a while.
 #
@@ -14,7 +14,8 @@ try:
     import torch
     import torch.distributed as dist
 
-    from lowprec_lab import check, fill, plots, progress, question, reveal
+    from lowprec_lab import check, cost_model, fill, plots, progress, question, reveal
+    from lowprec_lab.cost_model import LLAMA_8B, LLAMA_70B, LLAMA_405B, PUBLISHED, Plan, h100
     from lowprec_lab.data import load_corpus, step_generator
     from lowprec_lab.distributed import (
         KINDS,
@@ -670,7 +671,69 @@ for ranks in (1, 2, 4):
 # ```
 #
 # With `--shard` each process keeps its part of every weight, of its gradient and of the optimizer (FSDP2), and FP8 weights travel as codes, as in your exercise 14.7. Stop it with Ctrl-C and go on with `--resume`, with more processes or with fewer: a checkpoint is written in parts, and read by any number. If one of them dies or hangs, all end, and one of them says which it was, at which step, and why. On GPUs the same commands use NCCL.
+
+# %% [markdown]
+# ## A plan on paper
 #
+# Ten thousand GPUs are nothing to try things out on. What people do is count. A training step does work of three kinds: operations, bytes from memory, and bytes from other GPUs. Each has a rate, and so each takes a time. `lowprec_lab.cost_model` is that count for a transformer, in one short file that you can read and change.
+#
+# | what | how it is counted | rate of an H100 |
+# |:--|:--|:--|
+# | products of linear layers | 2 M K N operations, three times; once more where the forward pass is computed again | 989e12 a second in BF16, 1979e12 in FP8, of which 78 % are reached |
+# | casts to FP8 | 6 bytes for each element of three operands: read for amax, read, written twice | 3.35e12 bytes a second, 92 % of it |
+# | attention | causal, always in BF16 | 40 % of BF16's rate |
+# | the rest: norms, activations, logits, optimizer | bytes read and written | memory's |
+# | wire | weights gathered twice (2 bytes in BF16, 1 in FP8), gradients reduced once (4 bytes) | 450e9 bytes a second inside a machine, 50e9 between machines |
+#
+# Wire hides behind compute, but for a fifth of it (an assumption), and but for what takes longer than compute. The share of the forward pass that is computed again, and the sequences of a step, are assumptions too: what was published does not say them.
+#
+# Two numbers cannot be read off a data sheet: how long it takes to *launch* one more kernel, and how much more memory *traffic* the rest causes than counted. Each is fitted to one published measurement: the launch to a small layer, which FP8 makes slower (0.80), and the traffic to Llama-3 8B on 8 H100 (1.25).
+#
+# **Predict first:** those two say nothing about 70 billion parameters on 256 GPUs. Does FP8 bring more there, or less?
+
+# %%
+gpu = h100()
+print(f"fitted: a launch of {gpu.launch * 1e6:.2f} microseconds, and {gpu.traffic:.1f} times the counted traffic\n")
+print(f"{'FP8 / BF16':27} published  predicted   points")
+for figure in PUBLISHED:
+    said = figure.predicted(gpu)
+    off = "fitted" if figure.fitted else f"{100 * (said - figure.factor):+.0f}"
+    print(f"{figure.name:27} {figure.factor:9.2f} {said:10.2f} {off:>8}")
+
+# %% [markdown]
+# Figures are from torchao's README (both layers, and 8B on 8 GPUs) and from IBM and Meta's report on float8 and FSDP2 (all others; which of 128, 256 and 512 GPUs a line of its first table is from is our guess).
+#
+# All whole models are within ten points. One large *layer* is not: the model says too much. It takes FP8 products to reach the same share of their peak as BF16 ones, and on real GPUs they do not, since power runs out; and when that layer was measured, the compiler did not yet fuse its casts. A model of a machine that nobody has contradicted has not been looked at closely.
+#
+# Why do large models gain more? Here is where the time goes.
+
+# %%
+print(f"{'':26} linear   casts  attention   rest   wire   tokens/s for each GPU")
+for model, plan in (
+    (LLAMA_8B, Plan(8)),
+    (LLAMA_70B, Plan(256, sequences=2, recompute=1.0)),
+    (LLAMA_405B, Plan(256, tensor=4, sequences=2, recompute=1.0)),
+):
+    for fp8 in (False, True):
+        cost = cost_model.step(model, plan, fp8, gpu)
+        parts = (cost.linear, cost.casts, cost.attention, cost.rest, cost.wire)
+        shares = "".join(f"{part / cost.seconds:8.0%}" for part in parts)
+        print(f"{model.name:15} {'FP8' if fp8 else 'BF16':6}{shares} {cost.tokens_per_second:12,.0f}")
+
+# %% [markdown]
+# FP8 makes linear layers alone faster. Their share grows with the width, since their work grows with its square and everything else with the width itself. This is Amdahl's law, and no recipe gets around it. What FP8 saves in products it pays back in part as casts: see the column.
+#
+# **Predict first:** from 8 GPUs to 10,000, each with the same batch: what does FP8 bring then?
+
+# %%
+cost_model.picture()
+
+# %% [markdown]
+# A line begins where weights, gradients, moments and activations fit into 80 GB. Beyond one machine all lines run nearly level. With sharded weights each GPU receives the whole model twice in a step, however many GPUs there are, and sends its gradients once: the bytes of a GPU do not grow. What does grow is the number of hops. And what no count has in it: of ten thousand GPUs one fails every few hours, and all others wait for the slowest. That is what the first half of this chapter was for.
+#
+# **Try it:** a cheaper network, with a tenth of the rate between machines. `dataclasses.replace(gpu, slow=5e9)` is that machine, and `cost_model.speedup(LLAMA_70B, Plan(512, sequences=2, recompute=1.0), ...)` says what FP8 brings on it. Why does that become 8/6, whatever FP8 does for the products?
+
+# %% [markdown]
 # ---
 # ## Read the real code
 #
