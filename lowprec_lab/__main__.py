@@ -452,6 +452,12 @@ def _parser() -> argparse.ArgumentParser:
     checking_gpu.add_argument("--seconds", type=float, metavar="N", help="at most (default: 270)")
 
     training = command(train, "train", json_too=True)
+    training.epilog = (
+        "Several processes: torchrun --nproc-per-node 4 -m lowprec_lab train ... Each takes its own batches; --shard "
+        "gives each its part of the weights, too. When one of them dies, hangs for --patience seconds or comes late, "
+        "all end, and one says which it was, at which step, and why. --resume goes on with any number of them: "
+        "processes times --accumulate is what has to stay."
+    )
     training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision-recipe)")
     training.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     training.add_argument("--overwrite", action="store_true", help="begin a run of that name again")

@@ -266,7 +266,7 @@ SIZES = (8, 32, 128, 512, 2048, 10_000)  # GPUs
 def picture(machine: Machine | None = None):
     """What FP8 brings, and what share of its step is wire that does not hide, by the number of GPUs: a Figure.
 
-    A line begins where the model fits into memory. What to see: how far each runs level, and where wire takes over.
+    A line begins where the model fits into memory. What to see: how far each line runs level, and what wire takes.
     """
     from lowprec_lab import plots
     from lowprec_lab.formats import BF16, E4M3, FP32

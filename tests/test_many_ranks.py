@@ -4,6 +4,7 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -273,3 +274,43 @@ def test_a_folder_that_machines_do_not_share_is_refused(tmp_path):
     with pytest.raises(RunError, match="one that all machines share"):
         run.end_shards({"step": 3}, ranks=2)
     assert run.load() is None
+
+
+# two machines
+
+# One network namespace inside of a new one, a cable between them, and torchrun at each end of it. Nothing of this
+# machine's own network is touched, and all of it is gone with the processes.
+TWO_MACHINES = """
+ip link set lo up || exit 77
+unshare --net sleep 300 & other=$!
+trap "kill $other" EXIT
+sleep 0.5
+ip link add here type veth peer name there netns $other || exit 77
+ip addr add 10.77.0.1/24 dev here; ip link set here up
+nsenter --target $other --net sh -c "ip link set lo up; ip addr add 10.77.0.2/24 dev there; ip link set there up"
+GLOO_SOCKET_IFNAME=here "$@" --node-rank 0 $TRAIN & first=$!
+GLOO_SOCKET_IFNAME=there nsenter --target $other --net "$@" --node-rank 1 $TRAIN; second=$?
+wait $first && exit $second
+"""
+
+
+def test_two_machines(tmp_path):
+    """torchrun on two machines that have nothing but a cable, and a folder that both see."""
+    if not all(shutil.which(name) for name in ("ip", "unshare", "nsenter")):
+        pytest.skip("ip, unshare and nsenter are needed")
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make network namespaces")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+                "--master-addr", "10.77.0.1", "--master-port", "29500"]  # fmt: skip
+    flags = training.flags(steps=8, sample=0, precision="fp8")
+    command = " ".join(["-m lowprec_lab train --name a --shard", *flags])
+    environment = {**many_ranks.environment(tmp_path), "TRAIN": command}
+    done = subprocess.run(
+        ["unshare", "--net", "bash", "-c", TWO_MACHINES, "two", *torchrun], capture_output=True, text=True,
+        env=environment, timeout=150, check=False,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(f"this kernel has no virtual cables: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert "2 processes, 1 threads" in done.stdout
+    assert len(Run(tmp_path / "work/runs/a").read_log()) == 8
