@@ -99,8 +99,8 @@ def shard(model: nn.Module, names: list[str], world: int) -> tuple[list[Travelli
 def _travelling(model: nn.Module, weights: list[nn.Parameter]) -> list[TravellingWeight]:
     """Make this rank's parts of some weights travelling ones.
 
-    A DTensor holds a plain tensor, whatever it is made from (unless that catches every operation, as torchao's does), so
-    the part is put in afterwards, and FSDP looks at it again.
+    A DTensor comes to hold a plain tensor, whatever it is made from (unless that catches every operation, as torchao's
+    does). So the part is put in afterwards, and FSDP looks at it again.
     """
     from torch.distributed.fsdp import FSDPModule
 
