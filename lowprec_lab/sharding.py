@@ -83,20 +83,33 @@ def shard(model: nn.Module, names: list[str], world: int) -> tuple[list[Travelli
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     travelling = [name for name in names if model.get_submodule(name).out_features % world == 0]
-    for name in travelling:
-        layer = model.get_submodule(name)
-        layer.weight = nn.Parameter(layer.weight.detach().as_subclass(TravellingWeight))
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
     for module in model.modules():
         if isinstance(module, FSDPModule) and next(model.parameters()).device.type == "cpu":
             module.set_force_sum_reduction_for_comms(True)  # gloo has no average
-    weights = [model.get_submodule(name).weight._local_tensor for name in travelling]
+    weights = _travelling(model, [model.get_submodule(name).weight for name in travelling])
     note = f"Each of {world} ranks keeps its part of every weight. "
     if not weights:
         return [], note + "Weights travel as they are."
     return weights, note + f"The weights of {len(weights)} layers travel as codes of 8 bits."
+
+
+def _travelling(model: nn.Module, weights: list[nn.Parameter]) -> list[TravellingWeight]:
+    """Make this rank's parts of some weights travelling ones.
+
+    A DTensor comes to hold a plain tensor, whatever it is made from (unless that catches every operation, as torchao's
+    does). So the part is put in afterwards, and FSDP looks at it again.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    groups = [each._get_fsdp_state()._fsdp_param_group for each in model.modules() if isinstance(each, FSDPModule)]
+    known = {each.sharded_param: each for group in groups if group is not None for each in group.fsdp_params}
+    for weight in weights:
+        weight._local_tensor = weight._local_tensor.as_subclass(TravellingWeight)
+        known[weight]._init_extensions()
+    return [weight._local_tensor for weight in weights]
 
 
 @torch.no_grad()

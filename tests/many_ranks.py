@@ -8,7 +8,6 @@ errors to stderr, as the command line says them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -220,8 +219,10 @@ def _count_sent(sent: list) -> None:
 def _bytes_sent() -> int:
     """What the TCP connections of this process have sent since they are open, by Linux's own count."""
     total = 0
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as connection:
+    for entry in Path("/proc/self/fd").iterdir():
+        if not (entry.is_symlink() and os.readlink(entry).startswith("socket:")):
+            continue
+        with socket.socket(fileno=os.dup(int(entry.name))) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
                 total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent
