@@ -156,7 +156,7 @@ def train(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in names() if getattr(options, name) is not None}
     from lowprec_lab.data import DataError
     from lowprec_lab.runs import RunError
-    from lowprec_lab.train import TrainingError, resume_settings, train
+    from lowprec_lab.train import RankError, TrainingError, resume_settings, train
 
     shown = sys.stderr if options.json else sys.stdout
     try:
@@ -166,13 +166,24 @@ def train(options: argparse.Namespace) -> int:
             told, name, options.resume, options.overwrite, options.stop_at, progress=not options.json,
             say=lambda line: print(line, file=shown, flush=True),
         )  # fmt: skip
-    except (RunError, DataError, TrainingError) as error:
-        return _failed(error) if _is_first_process() else 1
+    except RankError as error:
+        return _leave(_failed(error) if error.tell else 1)
+    except (RunError, DataError, TrainingError) as error:  # under torchrun the rank that has it first says it
+        return _failed(error) if getattr(error, "tell", _is_first_process()) else 1
     except ValueError as error:  # a setting, or a precision, that cannot be
+        if not getattr(error, "tell", True):
+            return 2
         raise CommandError(str(error)) from error
     if _is_first_process():
         _print_json(result.as_dict()) if options.json else print(result.text())
     return result.stopped
+
+
+def _leave(status: int) -> int:
+    """End here and now: a thread of torch's that still waits for another process would not let Python end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _is_first_process() -> bool:
@@ -445,6 +456,12 @@ def _parser() -> argparse.ArgumentParser:
     checking_gpu.add_argument("--seconds", type=float, metavar="N", help="at most (default: 270)")
 
     training = command(train, "train", json_too=True)
+    training.epilog = (
+        "Several processes: torchrun --nproc-per-node 4 -m lowprec_lab train ... Each takes its own batches; --shard "
+        "gives each its part of the weights, too. When one of them dies, hangs for --patience seconds or comes late, "
+        "all end, and one says which it was, at which step, and why. --resume goes on with any number of them: "
+        "processes times --accumulate is what has to stay."
+    )
     training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision-recipe)")
     training.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     training.add_argument("--overwrite", action="store_true", help="begin a run of that name again")

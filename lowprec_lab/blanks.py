@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,6 +58,8 @@ class Blank:
 
 BLANKS: dict[str, Blank] = {}
 
+# Held while an answer is loaded: ranks that are threads of one process may all need the same one first.
+FINDING = threading.RLock()
 # What runs for each blank in this process: the learner's own (by `fill`), or what was supplied in its place.
 FILLED: dict[str, Callable] = {}
 SUPPLIED: dict[str, Callable] = {}
@@ -99,15 +102,22 @@ def current(name: str, say: bool = True) -> Callable:
     if name in FILLED:
         return FILLED[name]
     if name not in SUPPLIED:
-        from lowprec_lab.exercises import supply
+        _supply(name)
+    if say and name in _UNSAID and (line := _UNSAID.pop(name, "")):
+        print(line)
+    return SUPPLIED[name]
 
+
+def _supply(name: str) -> None:
+    from lowprec_lab.exercises import supply
+
+    with FINDING:
+        if name in SUPPLIED:  # another thread has found it meanwhile
+            return
         supplied = supply(name)
         if supplied.origin in ("reference", "oracle"):
             _UNSAID[name] = supplied.line
         SUPPLIED[name] = supplied.function
-    if say and name in _UNSAID:
-        print(_UNSAID.pop(name))
-    return SUPPLIED[name]
 
 
 _UNSAID: dict[str, str] = {}  # what stands in for a blank, and has only been called by what stands in for another one

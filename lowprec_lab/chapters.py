@@ -46,6 +46,7 @@ CHAPTERS = (
     Chapter("11_fp8_inference", "inference", "What does a served model need from 8 bits?"),
     Chapter("12_gguf", "gguf_blocks", "How do 4.5 bits hold a weight?"),
     Chapter("13_block_formats", "block_formats", "What do block scales buy?"),
+    Chapter("14_distributed", "distributed", "What must many ranks agree on?"),
 )
 
 

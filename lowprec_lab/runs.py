@@ -3,6 +3,7 @@
     work/runs/NAME/settings.json             what the run was told
                    log.jsonl                 one line for each step
                    checkpoint.pt             the newest; checkpoint.previous.pt is the one before it
+                   checkpoint.sharded/       in place of checkpoint.pt where each rank wrote its part (--shard)
                    sample.txt                what the model wrote at the end
 
 Whatever is written is written whole: a run that is killed at any moment leaves a folder from which it can go on.
@@ -17,6 +18,7 @@ import os
 import re
 import shutil
 import zipfile
+import zlib
 from pathlib import Path
 
 import torch
@@ -25,6 +27,9 @@ from lowprec_lab.files import WorkspaceError, explained, under_grading, work_fol
 from lowprec_lab.settings import Settings, SettingsError, settings
 
 FORMAT = 1  # of a checkpoint
+REST, SUMS = "rest.pt", "sums.json"  # of one that is written by many ranks: what all have in common; and the checksums
+MISSING = "not all ranks have written to the run's folder: it has to be one that all machines share"
+_NAMES = ("checkpoint", "checkpoint.previous")
 
 
 class RunError(Exception):
@@ -58,18 +63,20 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.checkpoint, self.previous = self.folder / "checkpoint.pt", self.folder / "checkpoint.previous.pt"
+        self.sharded, self.previous_sharded = (self.folder / f"{name}.sharded" for name in _NAMES)
         self._log_path, self._log = self.folder / "log.jsonl", None
 
     def exists(self) -> bool:
         """Whether anything of a run is there."""
-        return (self.folder / "settings.json").exists() or self.checkpoint.exists() or self.previous.exists()
+        return (self.folder / "settings.json").exists() or bool(self._checkpoints())
 
     def clear(self) -> None:
         """Forget what was there: the run starts again."""
         with explained(self.folder):
             for name in ("settings.json", "log.jsonl", "checkpoint.pt", "checkpoint.previous.pt", "sample.txt"):
                 (self.folder / name).unlink(missing_ok=True)  # and nothing else that may lie in a folder of that path
-            shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+            for name in ("tensorboard", self.sharded, self.previous_sharded, self.unfinished):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
 
     # Settings.
 
@@ -135,8 +142,13 @@ class Run:
         write_whole(self.checkpoint, buffer.getvalue(), self._step_back)
 
     def _step_back(self) -> bool:
-        if self.checkpoint.exists():
-            os.replace(self.checkpoint, self.previous)
+        """The newest checkpoint becomes the previous one, of whichever kind it is; there is one of each at most."""
+        pairs = (self.checkpoint, self.previous), (self.sharded, self.previous_sharded)
+        for (newest, previous), (_, other) in (pairs, pairs[::-1]):
+            if newest.exists():
+                _remove(previous)
+                os.replace(newest, previous)
+                _remove(other)
         return True
 
     def load(self, say=print) -> dict | None:
@@ -145,11 +157,9 @@ class Run:
         Raises RunError when there are checkpoints and none of them is whole.
         """
         troubles = []
-        for path in (self.checkpoint, self.previous):
-            if not path.is_file():
-                continue
+        for path in self._checkpoints():
             try:
-                state = _load(path)
+                state = _load_sharded(path) if path.is_dir() else _load(path)
             except _DamagedError as error:
                 troubles.append(f"{path.name} is damaged ({error})")
                 continue
@@ -162,9 +172,73 @@ class Run:
             )
         return None
 
+    def _checkpoints(self) -> list[Path]:
+        """The checkpoints that are there, the newest first."""
+        newest_first = (self.checkpoint, self.sharded, self.previous, self.previous_sharded)
+        return [each for each in newest_first if each.exists()]
+
+    # Checkpoints that all ranks write.
+
+    @property
+    def unfinished(self) -> Path:
+        """The folder that a checkpoint is written to before it counts; nothing reads it."""
+        return self.folder / ".checkpoint.sharded.tmp"
+
+    def begin_shards(self) -> Path:
+        """An empty folder for the ranks to write to. By one rank, before all others."""
+        with explained(self.unfinished):
+            shutil.rmtree(self.unfinished, ignore_errors=True)
+            self.unfinished.mkdir(parents=True)
+        return self.unfinished
+
+    def end_shards(self, state: dict, ranks: int) -> None:
+        """All ranks have written: make it the newest checkpoint. By one rank. state: what is the same on all ranks.
+
+        Raises RunError where files of some rank are not here.
+        """
+        folder = self.unfinished
+        with explained(folder):
+            torch.save({"format": FORMAT, **state}, folder / REST)
+            found = sums(folder)
+            if len({name.split("_")[2] for name in found if name.startswith("__")}) < ranks:
+                raise RunError(MISSING)
+            for name in found:
+                _flush(folder / name)
+            write_whole(folder / SUMS, json.dumps(found).encode())
+            self._step_back()
+            os.replace(folder, self.sharded)
+
+
+def _remove(path: Path) -> None:
+    """A checkpoint, whether it is a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
 
 class _DamagedError(Exception):
     """A file that is not what was written."""
+
+
+def sums(folder: Path) -> dict[str, list[int]]:
+    """[bytes, CRC-32] of every file in a checkpoint but `SUMS`."""
+    found = {}
+    for path in sorted(each for each in folder.iterdir() if each.name != SUMS):
+        crc, size = 0, 0
+        with path.open("rb") as file:
+            while part := file.read(1 << 22):
+                crc, size = zlib.crc32(part, crc), size + len(part)
+        found[path.name] = [size, crc]
+    return found
 
 
 def _load(path: Path) -> dict:
@@ -184,6 +258,23 @@ def _load(path: Path) -> dict:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise _DamagedError("it is of another version of the lab, or no checkpoint of ours")
     return state
+
+
+def _load_sharded(folder: Path) -> dict:
+    """What is the same on all ranks; "shards" is the folder with the rest."""
+    try:
+        wanted = json.loads((folder / SUMS).read_bytes())
+        wrong = [name for name, each in sums(folder).items() if wanted.pop(name) != each]
+        if wrong or wanted:
+            raise _DamagedError(f"the checksum of {', '.join(wrong or wanted)} is wrong")
+        state = torch.load(folder / REST, map_location="cpu", weights_only=True)
+    except _DamagedError:
+        raise
+    except Exception as error:  # whatever a reader of broken files stumbles over
+        raise _DamagedError("a file of it is missing, or damaged") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise _DamagedError("it is of another version of the lab, or no checkpoint of ours")
+    return {**state, "shards": str(folder)}
 
 
 def _read(path: Path, what: str) -> bytes:

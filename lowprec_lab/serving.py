@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from lowprec_lab import sharding
 from lowprec_lab.checkpoints import CONFIG, WEIGHTS, load_fp8_checkpoint, save_fp8_checkpoint
 from lowprec_lab.data import Corpus, DataError, Vocabulary, load_corpus
 from lowprec_lab.gguf_file import FILE, load_gpt, save_gpt
@@ -99,7 +100,10 @@ def load_run(name: str, say=print) -> tuple[GPT, Vocabulary, str, Settings]:
         raise RunError(f"there is no checkpoint in {run.folder}: train that run, or go on with it (--resume)")
     vocabulary = Vocabulary(state["vocabulary"])
     model = GPT(config_of(told, len(vocabulary)))
-    model.load_state_dict(state["trainer"]["model"])
+    if "shards" in state:
+        sharding.load(model, None, state["shards"])
+    else:
+        model.load_state_dict(state["trainer"]["model"])
     return model.eval(), vocabulary, state["text"], told
 
 

@@ -17,10 +17,10 @@ TRAINING: dict[str, dict] = {
     },
 }  # fmt: skip
 
-# A run that goes on keeps these: with another value it would be another run.
+# A run that goes on keeps these: with another value it would be another run. It keeps the batches of a step, too.
 IDENTITY = (
     "preset", "layers", "heads", "width", "context", "bias", "dropout", "precision", "recipe", "skip", "batch",
-    "accumulate", "seed",
+    "seed",
 )  # fmt: skip
 
 
@@ -72,6 +72,8 @@ class Settings:
     device: str = _setting("auto", "auto, cpu, cuda, cuda:1, mps")
     compile: bool = _setting(False, "torch.compile the model")
     threads: int = _setting(0, "of the CPU (0: as torch chooses); other counts, other last bits", 0)
+    shard: bool = _setting(False, "under torchrun: each rank keeps its part of the weights (FSDP2), FP8 ones travel so")
+    patience: int = _setting(60, "under torchrun: seconds that a rank waits for another one before the run ends", 1)
     tensorboard: bool = _setting(False, "write the log for TensorBoard as well")
 
     def __post_init__(self) -> None:

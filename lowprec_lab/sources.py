@@ -28,7 +28,7 @@ import torch
 
 from lowprec_lab import formats
 from lowprec_lab.answers import load_answers
-from lowprec_lab.blanks import BLANKS, Blank, earlier_than, in_order
+from lowprec_lab.blanks import BLANKS, FINDING, Blank, earlier_than, in_order
 from lowprec_lab.chapters import CHAPTERS
 from lowprec_lab.percent import Cell, read_cells
 
@@ -125,13 +125,14 @@ def _parse(source: str, name: str) -> ast.Module:
 
 
 def chapter_names(blank: Blank, earlier: Callable[[str], Callable]) -> dict[str, object]:
-    """What an answer finds without importing it: torch (nn, F), numpy, math, the formats, and the chapter's own names.
+    """What an answer finds without an import: torch (nn, F, dist), numpy, math, the formats, the names of its chapter.
 
     earlier: gives the function for each blank that the answer may call. Its own name and later blanks are not there.
     """
     module = importlib.import_module(f"lowprec_lab.{blank.module}")
     given = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in BLANKS}
     names = {"math": math, "np": np, "torch": torch, "Tensor": torch.Tensor, "nn": torch.nn, "F": torch.nn.functional}
+    names["dist"] = torch.distributed
     names |= {name: getattr(formats, name) for name in formats.__all__}
     names |= {name: value for name, value in given.items() if not inspect.ismodule(value)}
     names |= {other.name: earlier(other.name) for other in earlier_than(blank.name)}
@@ -288,14 +289,19 @@ def found_when_used(name: str, find: Callable[[str], Callable]) -> Callable:
     """A function that stands in for a blank, and finds it when it is first called, or first inherited from."""
     found: list[Callable] = []  # kept here, so that torch.compile can follow a second call
 
+    def look() -> None:
+        with FINDING:
+            if not found:
+                found.append(find(name))
+
     def call(*args: object, **kwargs: object) -> object:
         if not found:
-            found.append(find(name))
+            look()
         return found[0](*args, **kwargs)
 
     def as_a_base(_bases: tuple) -> tuple:
         if not found:
-            found.append(find(name))
+            look()
         return (found[0],)
 
     call.__mro_entries__ = as_a_base  # what Python asks for where a base is no class

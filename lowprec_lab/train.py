@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from lowprec_lab.data import Corpus, load_corpus
 from lowprec_lab.files import write_whole
+from lowprec_lab.peers import Alone, RankError, join, open_group
 from lowprec_lab.runs import Run, RunError, run_folder
 from lowprec_lab.settings import IDENTITY, Settings, SettingsError, changed, settings
 from lowprec_lab.trainer import Trainer, TrainingError, deterministic
@@ -97,30 +98,40 @@ def train(
     after that step, with a checkpoint. corpus: the text; what `load_corpus` finds, when omitted. on_step: called with
     every line of the log; on_start: with the trainer before the first step (to hook something in).
 
-    Raises RunError for a folder that cannot be used, WorkspaceError when it cannot be written (a full disk), and
-    TrainingError when the loss is not finite; the newest checkpoint is then from before.
+    Raises RunError for a folder that cannot be used, WorkspaceError when it cannot be written (a full disk),
+    TrainingError when the loss is not finite, and RankError when another process has ended, hangs or was told something
+    else; the newest checkpoint is then from before.
     """
     if stop_at is not None and stop_at < 1:
         raise SettingsError(f"stop_at is a step from 1 on, not {stop_at}")
     run = Run(run_folder(name or told.run_name))
-    with _processes(told) as rank, _threads(told), deterministic(), _Stop() as stop:
+    last = min(told.steps, stop_at or told.steps)
+    with _Stop() as stop, _processes(told) as peers, _threads(told), deterministic():
+        stop.begin()
+        rank = peers.rank
         say = say if rank == 0 else _silent
-        state = _look(run, told, resume, overwrite, say)
+        peers.agree("settings", {**_agreed(told), "stop_at": last})
+        state = _look(run, told, resume, overwrite, say, peers.world)
         trainer = Trainer(told, corpus if corpus is not None else load_corpus(say), say)
+        trainer.peers = peers
         if state is not None:
             _require_same_text(state, trainer)
-            trainer.load_state_dict(state["trainer"])
+            trainer.load_state_dict(state["trainer"], state.get("shards"))
             say(f"Going on after step {trainer.step} of {told.steps}.")
+        peers.agree("text and checkpoint", {"text": trainer.corpus.sha256, "step": trainer.step})
         _claim(run, told, rank, clear=overwrite and not resume)
         say(_what(told, trainer, run))
         loop = _Loop(run, trainer, rank, progress, on_step, stop)
         if on_start is not None:
             on_start(trainer)
-        loop.go(min(told.steps, stop_at or told.steps))
-        trainer.leave_processes()
+        loop.go(last)
         sample = ""
-        if rank == 0 and trainer.step == told.steps and told.sample:
+        wanted = told.sample and trainer.step == told.steps
+        if wanted and trainer.sharded:
             sample = trainer.sample(told.sample)
+        trainer.leave_processes()
+        if wanted and rank == 0:
+            sample = sample or trainer.sample(told.sample)
             write_whole(run.folder / "sample.txt", sample.encode())
         return Result(run.folder, loop.records, sample, stop.status, trainer)
 
@@ -149,7 +160,7 @@ def resume_settings(name: str, given: dict) -> Settings:
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
-def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say) -> dict | None:
+def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say, ranks: int) -> dict | None:
     """The checkpoint to go on from, or None; says what changes. Nothing is written yet."""
     if run.exists() and not resume and not overwrite:
         raise RunError(
@@ -158,7 +169,7 @@ def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say) -> dict 
         )
     state = run.load(say) if resume else None
     if state is not None:
-        _compare(run, state, told, say)
+        _compare(run, state, told, say, ranks)
     return state
 
 
@@ -172,7 +183,7 @@ def _claim(run: Run, told: Settings, rank: int, clear: bool) -> None:
         run.write_settings(told)
 
 
-def _compare(run: Run, state: dict, told: Settings, say) -> None:
+def _compare(run: Run, state: dict, told: Settings, say, ranks: int) -> None:
     """Refuse a checkpoint of another model; say what will differ from a run that was never stopped."""
     before = settings(**state["settings"])
     differences = changed(before, told)
@@ -184,7 +195,16 @@ def _compare(run: Run, state: dict, told: Settings, say) -> None:
             f"the checkpoint in {run.folder} is of another run: it has {was}, and {asked} was asked for. "
             "Choose another --name"
         )
-    kept = ("eval_every", "checkpoint_every", "sample", "tensorboard", "threads")
+    had, has = state.get("ranks", ranks) * before.accumulate, ranks * told.accumulate
+    if had != has and before.accumulate != told.accumulate:
+        raise RunError(
+            f"the checkpoint in {run.folder} is of another run: a step of it is {had} batches, and {has} were asked "
+            f"for ({ranks} of processes times accumulate {told.accumulate}). Choose another --name"
+        )
+    if had != has:
+        keeps = f": --accumulate {had // ranks} keeps it" if had % ranks == 0 else ""
+        say(f"A step is {has} batches now, and was {had}{keeps}.")
+    kept = ("eval_every", "checkpoint_every", "sample", "tensorboard", "threads", "patience")
     now = [f"{name} {old} → {new}" for name, (old, new) in differences.items() if name not in kept]
     if now:
         say(f"Changed since the checkpoint: {', '.join(now)}.")
@@ -203,6 +223,12 @@ def _require_same_text(state: dict, trainer: Trainer) -> None:
             f"the checkpoint was trained on another text than {trainer.corpus.name}. Set LOWPREC_DATA to that text, or "
             "choose another --name"
         )
+
+
+def _agreed(told: Settings) -> dict:
+    """The settings that all ranks need to have in common: with others, one would wait for what never comes."""
+    own = ("device", "threads", "tensorboard", "sample")
+    return {name: value for name, value in dataclasses.asdict(told).items() if name not in own}
 
 
 def _what(told: Settings, trainer: Trainer, run: Run) -> str:
@@ -268,13 +294,28 @@ class _Loop:
 
     def _save(self) -> None:
         trainer = self.trainer
-        if self.rank == 0 and self.saved != trainer.step:
-            self.run.save({
-                "step": trainer.step, "settings": dataclasses.asdict(self.told), "text": trainer.corpus.sha256,
-                "vocabulary": trainer.corpus.vocabulary.characters, "threads": torch.get_num_threads(),
-                "torch": str(torch.__version__), "trainer": trainer.state_dict(),
-            })  # fmt: skip
+        trainer.peers.mark(trainer.step, "the checkpoint")
+        if self.saved == trainer.step:
+            return
+        state = {
+            "step": trainer.step, "settings": dataclasses.asdict(self.told), "text": trainer.corpus.sha256,
+            "vocabulary": trainer.corpus.vocabulary.characters, "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__), "ranks": trainer.world, "trainer": trainer.state_dict(),
+        }  # fmt: skip
+        if trainer.sharded:
+            self._save_shards(state)
+        elif self.rank == 0:
+            self.run.save(state)
         self.saved = trainer.step
+
+    def _save_shards(self, state: dict) -> None:
+        if self.rank == 0:
+            self.run.begin_shards()
+        dist.barrier()
+        self.trainer.save_shards(self.run.unfinished)
+        dist.barrier()
+        if self.rank == 0:
+            self.run.end_shards(state, self.trainer.world)
 
 
 @contextlib.contextmanager
@@ -305,8 +346,10 @@ def _tensorboard(run: Run, done: int):
 
 
 class _Stop:
-    """While it is entered, Ctrl-C and SIGTERM let the step end and stop the run; a second one stops it at once.
+    """From `begin` to its end, Ctrl-C and SIGTERM let the step end and stop the run; a second one stops it at once.
 
+    Before, while it waits for other processes to come, one is enough. After, while it finds out which other process has
+    failed, torchrun's SIGTERM does not keep it from saying so.
     status: 0, or the exit status of a process that the signal ends. agreed: all processes know.
     """
 
@@ -314,11 +357,13 @@ class _Stop:
         self.status, self.agreed, self._before = 0, False, {}
 
     def __enter__(self) -> _Stop:
+        return self
+
+    def begin(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for name in _SIGNALS:
                 number = getattr(signal, name)
                 self._before[number] = signal.signal(number, self._ask)
-        return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
@@ -348,8 +393,8 @@ def _threads(told: Settings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _processes(told: Settings) -> Iterator[int]:
-    """Join the other processes under torchrun; the rank of this one, 0 where it is alone.
+def _processes(told: Settings) -> Iterator[Alone]:
+    """Join the other processes under torchrun; what this one knows of them.
 
     The group has to be gone, and its threads with it, before Python ends: a thread of gloo's that lets go of a tensor
     while Python ends brings the process down ("terminate called without an active exception"). torch's own
@@ -357,18 +402,29 @@ def _processes(told: Settings) -> Iterator[int]:
     therefore imported before there is one.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
-        yield dist.get_rank() if dist.is_initialized() else 0
+        alone = Alone()
+        if dist.is_initialized():
+            alone.rank, alone.world = dist.get_rank(), dist.get_world_size()
+        yield alone
         return
     on_gpus = told.device.startswith("cuda") or (told.device == "auto" and torch.cuda.is_available())
     if on_gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     importlib.import_module("torch.distributed.nn")
-    dist.init_process_group("nccl" if on_gpus else "gloo")
+    peers = join(told.patience)
     try:
-        yield dist.get_rank()
+        open_group(peers, "nccl" if on_gpus else "gloo")
+        yield peers
+    except Exception as error:
+        told_error = peers.failed(error)
+        if told_error is error:
+            raise
+        raise told_error from error
     finally:
         gc.collect()  # what holds the group is in cycles of references
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        peers.leave()
 
 
-__all__ = ["Result", "TrainingError", "resume_settings", "train"]
+__all__ = ["RankError", "Result", "TrainingError", "resume_settings", "train"]

@@ -16,16 +16,18 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lowprec_lab import fused
+from lowprec_lab import fused, sharding
 from lowprec_lab.data import Corpus, step_generator
 from lowprec_lab.gpt import GPT, GPTConfig
+from lowprec_lab.peers import END, Alone
 from lowprec_lab.precision import loss_scaler, precision
-from lowprec_lab.settings import Settings
+from lowprec_lab.settings import Settings, SettingsError
 
 _DROPOUT = 10**6  # parts of a step's seed from here on are dropout's, and not a batch's
 
@@ -51,6 +53,8 @@ class Trainer:
         self.device = pick_device(settings.device)
         for split in ("train", "validation"):
             corpus.batch(split, step_generator(0, 0), 1, settings.context)  # a text that is too short says so now
+        if settings.shard and settings.compile:
+            raise SettingsError("--shard and --compile do not go together: leave one of them out")
         compiled = settings.compile and _can_compile(self.device, say)
         rows = settings.batch * settings.context
         self.precision = precision(
@@ -63,13 +67,16 @@ class Trainer:
         self.precision.convert(self.model)
         if self.precision.note:
             say(self.precision.note)
+        self.sharded = settings.shard and self.world > 1
+        self._travelling = self._shard(say) if self.sharded else []
         self.optimizer = make_optimizer(self.model, settings)
         self._forward = torch.compile(self.model) if compiled else self.model
-        if self.world > 1:
+        if self.world > 1 and not self.sharded:
             ids = [self.device.index] if self.device.type == "cuda" else None
             self._forward = nn.parallel.DistributedDataParallel(self._forward, device_ids=ids)
         self._parameters = list(self.model.parameters())
         self._last_bad = ""
+        self.peers = Alone()  # train() puts in what this process knows of the others
 
     def take_step(self, stop: bool = False) -> dict:
         """One step: gradients of `accumulate` batches, unscaled, looked at, clipped, used or skipped.
@@ -94,6 +101,7 @@ class Trainer:
             raise TrainingError(
                 f"step {step}: the loss is {loss}. {self._first_not_finite(step)} {self._last_bad}".strip()
             )
+        self.peers.mark(step, "the update")
         norm, found = self._finish(step, scale)
         self.step = step
         return {
@@ -110,12 +118,18 @@ class Trainer:
     def evaluate(self) -> float:
         """The validation loss: the mean over `eval_batches` batches, the same ones every time."""
         s = self.settings
+        self.peers.mark(self.step, "the validation")
         self.model.eval()
         total = 0.0
-        for which in range(self.rank, s.eval_batches, self.world):
+        sharding.agree(self._travelling)
+        for first in range(0, s.eval_batches, self.world):  # a sharded model runs on all ranks or on none
+            which = min(first + self.rank, s.eval_batches - 1)
+            if which < first + self.rank and not self.sharded:
+                break
             x, y = self.corpus.even_batch("validation", which, s.eval_batches, s.batch, s.context, self.device)
             with self.precision.context():
-                total += float(self.model(x, y)[1])
+                loss = float(self.model(x, y)[1])
+            total += loss if which == first + self.rank else 0.0
         self.model.train()
         if self.world > 1:
             everybodys = torch.tensor(total, dtype=torch.float64, device=self.device)
@@ -124,12 +138,16 @@ class Trainer:
         return total / s.eval_batches
 
     def sample(self, count: int, start: str | None = None, temperature: float = 0.8) -> str:
-        """`count` characters that the model writes after `start` (its first character, where it is omitted)."""
+        """`count` characters that the model writes after `start` (its first character, where it is omitted).
+
+        All ranks have to ask a sharded model at once.
+        """
         vocabulary = self.corpus.vocabulary
         tokens = vocabulary.encode(start or ("\n" if "\n" in vocabulary.characters else vocabulary.characters[0]))
         x = torch.from_numpy(tokens.astype("int64"))[None].to(self.device)
         generator = torch.Generator(self.device).manual_seed(self.settings.seed)
         self.model.eval()
+        sharding.agree(self._travelling)
         with self.precision.context():
             made = self.model.generate(x, count, temperature, generator=generator)
         self.model.train()
@@ -138,24 +156,38 @@ class Trainer:
     def leave_processes(self) -> None:
         """Let go of what holds on to the other processes: their group can only be ended when nothing uses it."""
         if self.world > 1:
+            self.peers.mark(self.step, END)
             dist.barrier()  # nobody leaves while another is still at work
             self._forward = self.model
 
     def state_dict(self) -> dict:
-        """Everything that the next step depends on, for a checkpoint."""
+        """Everything that the next step depends on, for a checkpoint; of a sharded model without what `save_shards`
+        writes."""
+        whole = {} if self.sharded else {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         return {
             "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **whole,
             "scaler": self.scaler.state_dict(),
             "precision": self.precision.state_dict(),
             "generator": torch.get_rng_state(),
         }
 
-    def load_state_dict(self, state: dict) -> None:
-        """Go on from what `state_dict` gave, bit for bit."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def save_shards(self, folder: Path) -> None:
+        """Write the weights and moments of a sharded model to an empty folder: all ranks together."""
+        sharding.save(self.model, self.optimizer, folder)
+
+    def load_state_dict(self, state: dict, shards: str | None = None) -> None:
+        """Go on from what `state_dict` gave, bit for bit. shards: the folder that `save_shards` wrote to, if it did.
+
+        How many ranks there were, and whether the model was sharded, makes no difference.
+        """
+        if shards is not None:
+            sharding.load(self.model, self.optimizer, shards)
+        elif self.sharded:
+            sharding.load_whole(self.model, self.optimizer, state["model"], state["optimizer"])
+        else:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.precision.load_state_dict(state["precision"])
         torch.set_rng_state(state["generator"])
@@ -168,23 +200,29 @@ class Trainer:
         s = self.settings
         if s.dropout:
             torch.manual_seed(step_generator(s.seed, step, _DROPOUT + self.rank).initial_seed())
+        sharding.agree(self._travelling)
         total = torch.zeros((), device=self.device)
         for part in range(s.accumulate):
+            self.peers.mark(step, f"batch {part + 1} of {s.accumulate}")
             x, y = self.batch(step, part)
             with self._synchronised(part == s.accumulate - 1):
                 with self.precision.context():
                     loss = self._forward(x, y)[1]
+                self.peers.mark(step, f"the gradients of batch {part + 1} of {s.accumulate}")
                 (loss * (scale / s.accumulate)).backward()
             total += loss.detach() / s.accumulate
         if self.world == 1:
             return float(total), stop
+        self.peers.mark(step, "the loss")
         both = torch.stack((total, torch.tensor(float(stop), device=self.device)))
         dist.all_reduce(both)
         return float(both[0]) / self.world, bool(both[1])
 
     def _synchronised(self, wanted: bool):
         """Several processes average their gradients, once for each step."""
-        return contextlib.nullcontext() if wanted or self.world == 1 else self._forward.no_sync()
+        if self.sharded:
+            self.model.set_requires_gradient_sync(wanted)
+        return contextlib.nullcontext() if wanted or self.world == 1 or self.sharded else self._forward.no_sync()
 
     def _finish(self, step: int, scale: float) -> tuple[float, bool]:
         """Unscale the gradients, look at them, clip and use or skip them: (their norm, whether one is not finite)."""
@@ -192,6 +230,8 @@ class Trainer:
         if scale != 1:
             torch._foreach_mul_(gradients, 1 / scale)
         norm = nn.utils.get_total_norm(gradients)
+        if self.sharded:
+            norm = norm.full_tensor()
         bad = None if math.isfinite(norm) else self._bad_gradient()
         if bad:
             self._last_bad = f"The gradient of {bad} was not finite at step {step}."
@@ -209,14 +249,32 @@ class Trainer:
 
         None where all are finite: a norm can overflow where no gradient does.
         """
-        names = [name for name, each in self.model.named_parameters() if not bool(each.grad.isfinite().all())]
+        return self._last_not_finite([(name, each.grad) for name, each in self.model.named_parameters()])
+
+    def _last_not_finite(self, tensors: list[tuple[str, Tensor]]) -> str | None:
+        """The name of the last of these tensors that is not finite, in any shard of it; the same on all ranks.
+
+        Of a sharded gradient one rank has the bad number, and the others would take the step that it skips.
+        """
+        bad = torch.tensor([not bool(sharding.local(each).isfinite().all()) for _, each in tensors], device=self.device)
+        if self.sharded:
+            bad = all_reduce_found_inf(bad.float())
+        names = [name for (name, _), is_bad in zip(tensors, bad.tolist(), strict=True) if is_bad]
         return names[-1] if names else None
+
+    def _shard(self, say) -> list[sharding.TravellingWeight]:
+        """Cut the model into shards; the weights that travel in 8 bits."""
+        told = self.settings
+        by_tensor = told.precision == "fp8" and told.recipe == sharding.TENSORWISE
+        weights, note = sharding.shard(self.model, self.precision.converted if by_tensor else [], self.world)
+        say(note)
+        return weights
 
     def _first_not_finite(self, step: int) -> str:
         """A sentence on the first thing in the forward pass that is not finite."""
-        for name, weight in self.model.named_parameters():
-            if not bool(weight.isfinite().all()):
-                return f"The weight {name} is not finite."
+        weight = self._last_not_finite(list(self.model.named_parameters())[::-1])
+        if weight:
+            return f"The weight {weight} is not finite."
         with torch.no_grad(), first_not_finite(self.model) as found:
             for part in range(self.settings.accumulate):
                 with self.precision.context():
@@ -224,6 +282,12 @@ class Trainer:
         if found:
             return f"The first layer that gives a value that is not finite is {found[0]}."
         return "Every layer of this process gives finite values: look at the loss itself, or at another process."
+
+
+def all_reduce_found_inf(found: Tensor) -> Tensor:
+    """What any rank has found: the largest of all ranks' numbers, 0.0 or 1.0 each."""
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found
 
 
 @contextlib.contextmanager

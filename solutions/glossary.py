@@ -10,8 +10,11 @@
 # | **AdamW** | the optimizer that divides a running mean of gradients by the root of a running mean of their squares; weight decay is added to the update | [6.6](06_loss_scaling.ipynb) |
 # | **agreement** | the share of tokens for which two models think the same next token likeliest | [11.6](11_fp8_inference.ipynb) |
 # | **alignment** | what the place of a tensor in a file is a multiple of: 32 bytes in GGUF, where nothing else is said | [12.11](12_gguf.ipynb) |
+# | **all-gather** | a collective after which every rank has what all of them had | [14.7](14_distributed.ipynb) |
+# | **all-reduce** | a collective after which every rank has the sum (or the largest) of what all had | [14.1](14_distributed.ipynb) |
 # | **amax** | the largest magnitude of a group of numbers: what a scale is made of | [7.1](07_quantizer.ipynb) |
 # | **autocast** | a block of code in which torch casts the arguments of ops, each by its policy | [04](04_autocast.ipynb) |
+# | **backend** | who carries the bytes between ranks: NCCL between GPUs, gloo between CPUs | [14](14_distributed.ipynb) |
 # | **BF16** (bfloat16) | 1 sign, 8 exponent and 7 mantissa bits: the upper half of a float32 | [1.3](01_bit_layouts.ipynb) |
 # | **bias** | the number that is subtracted from the stored exponent field to get the exponent; `fmt.bias` | [1.5](01_bit_layouts.ipynb) |
 # | **binade** | the numbers from one power of two up to the next; within one all values of a format are evenly spaced | [1.10](01_bit_layouts.ipynb) |
@@ -23,10 +26,13 @@
 # | **checkpoint** (in 8 bits) | a file of codes and scales, and one that says what they are | [11](11_fp8_inference.ipynb) |
 # | **clip** | make numbers beyond a limit equal to it, so that the others get finer steps; also the limit | [7.8](07_quantizer.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
+# | **collective** | a function that all ranks of a group call, and that ends when all have | [14](14_distributed.ipynb) |
+# | **column-parallel** | a linear layer whose outputs are divided among ranks; **row-parallel**: whose inputs are | [14.8](14_distributed.ipynb) |
 # | **compensate** | round a weight column by column, and let later columns make up for the error, as GPTQ does | [11.9](11_fp8_inference.ipynb) |
 # | **compute capability** | the number of a GPU's architecture: 8.6 is an RTX 3090, 8.9 an RTX 4070, 9.0 an H100, 10.0 a B200; float8 begins with 8.9 | [09](09_scaled_mm.ipynb) |
 # | **cuBLAS**, **CUTLASS** | NVIDIA's library of matrix products, and its collection of parts to build them from | [9.5](09_scaled_mm.ipynb) |
 # | **current scaling** | a scale from the tensor that is cast, which has to be read twice for it; also called dynamic | [10](10_fp8_nanogpt.ipynb) |
+# | **data parallel** | ranks with the same weights, and other batches | [14](14_distributed.ipynb) |
 # | **decibel** | ten times the decimal logarithm of a ratio of energies: 10 dB more is ten times as much, 6 dB are one bit | [7.5](07_quantizer.ipynb) |
 # | **delayed scaling** | a scale from the largest magnitudes of earlier steps, known before the tensor is there | [10.2](10_fp8_nanogpt.ipynb) |
 # | **dequantize** | decode, and take the scale out again | [7.4](07_quantizer.ipynb) |
@@ -53,6 +59,7 @@
 # | **gradient norm** | the length of all gradients together: the root of the sum of their squares | [5.5](05_instruments.ipynb) |
 # | **granularity** | which numbers share a scale: a tensor, a row, a column, a block | [07](07_quantizer.ipynb) |
 # | **group** | the numbers that share a scale | [07](07_quantizer.ipynb) |
+# | **group** (of ranks) | some of the ranks, which have collectives of their own | [14.4](14_distributed.ipynb) |
 # | **Hadamard rotation** | a product with an orthogonal matrix of equal magnitudes, which spreads outliers | [13.8](13_block_formats.ipynb) |
 # | **hidden one** | the 1 in front of the point of a normal number's mantissa, which is not stored | [1.5](01_bit_layouts.ipynb) |
 # | **history** | the largest magnitudes of the last steps, from which a delayed scale comes | [10.1](10_fp8_nanogpt.ipynb) |
@@ -69,11 +76,13 @@
 # | **logits** | what the last layer says of each token of the vocabulary, before softmax | [04](04_autocast.ipynb) |
 # | **loss scale** | the number that the loss is multiplied by before backward, and the gradients are divided by after it, so that they fit into FP16 | [06](06_loss_scaling.ipynb) |
 # | **machine epsilon** | the distance from 1.0 to the next larger value: 2^-m with m mantissa bits | [1.8](01_bit_layouts.ipynb) |
+# | **main gradient** | the float32 sum of a parameter's gradients over micro-batches | [14.1](14_distributed.ipynb) |
 # | **mantissa** | the field behind the point; also called significand or fraction elsewhere | [1.2](01_bit_layouts.ipynb) |
 # | **margin** | by how many powers of two a scale is smaller than it could be, as room for larger numbers | [10.1](10_fp8_nanogpt.ipynb) |
 # | **mask** | a number whose set bits say which bits to keep: `codes & mask` | [1.2](01_bit_layouts.ipynb) |
 # | **master weights** | float32 weights that updates are added to, while layers compute with a short copy | [3.7](03_accumulation.ipynb) |
 # | **metadata** | what a file says of a model beside its tensors: sizes, names, the vocabulary | [12.11](12_gguf.ipynb) |
+# | **micro-batch** | as much as one forward and backward takes; several make a step | [14](14_distributed.ipynb) |
 # | **min** (of a group) | its smallest number with the sign turned, as Q4_K stores it: a multiple of dmin | [12.8](12_gguf.ipynb) |
 # | **misconception** | a wrong answer that many people write; a verdict names it when yours behaves exactly like it | [00](00_start.ipynb) |
 # | **mode** | which of the two neighbours rounding chooses: `nearest_even`, `nearest_away`, `toward_zero`, `up` or `down` | [02](02_rounding.ipynb) |
@@ -95,10 +104,12 @@
 # | **pairwise sum** | a sum in a tree: neighbours first, then the sums of neighbours | [3.2](03_accumulation.ipynb) |
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
 # | **perplexity** | exp of the mean loss: among how many equally likely tokens a model might as well guess | [11.6](11_fp8_inference.ipynb) |
+# | **pipeline** | ranks that have other layers each | [14](14_distributed.ipynb) |
 # | **policy** | what autocast does with the arguments of an op: lower precision, fp32, promote, or as is | [4.3](04_autocast.ipynb) |
 # | **promotion** | adding a short accumulator to a float32 one after every few products, and starting it again at zero | [3.5](03_accumulation.ipynb) |
 # | **Q8_0**, **Q4_0**, **Q4_1**, **Q5_0** | llama.cpp's blocks of 32 numbers: a float16 scale (and a smallest number, in *_1*), and codes of so many bits | [12](12_gguf.ipynb) |
 # | **quantize** | multiply by a scale and round to codes | [7.3](07_quantizer.ipynb) |
+# | **rank** | one process of a run, and its number; all of them are the **world** | [14](14_distributed.ipynb) |
 # | **recipe** | how each of the six operands of a linear layer is cast | [8.2](08_float8_linear.ipynb) |
 # | **reference** | the course's own answer to an exercise | [00](00_start.ipynb) |
 # | **residual stream** | the tensor that flows past the blocks of a GPT, and to which each adds its part | [04](04_autocast.ipynb) |
@@ -106,6 +117,7 @@
 # | **row-major**, **column-major** | the elements of a row, or of a column, are neighbours in memory: strides (columns, 1) or (1, rows) | [9.2](09_scaled_mm.ipynb) |
 # | **saturate** | become the largest finite value instead of infinity or NaN | [2.3](02_rounding.ipynb) |
 # | **scale** | the number that a group is multiplied by before it is rounded, and divided by afterwards; for int8, in hardware and in chapter 11, its inverse | [7.2](07_quantizer.ipynb) |
+# | **shard** | the part of a tensor that one rank keeps | [14.7](14_distributed.ipynb) |
 # | **sign bit** | the topmost bit: set for negative numbers, for -0.0, and for some NaNs | [0.1](00_start.ipynb) |
 # | **skipped step** | a training step that is not taken, since a gradient is infinite or NaN | [6.7](06_loss_scaling.ipynb) |
 # | **smooth** | divide an activation's channels by factors, and multiply the weights behind them | [11.8](11_fp8_inference.ipynb) |
@@ -117,6 +129,7 @@
 # | **straight-through estimator** | rounding forward, and backward as if it were not there | [7.7](07_quantizer.ipynb) |
 # | **strides** | how far one goes in memory to the next element of each dimension | [9.2](09_scaled_mm.ipynb) |
 # | **subnormal** | a number near zero without a hidden one, with the exponent of the smallest normal number | [1.5](01_bit_layouts.ipynb) |
+# | **tensor parallel** | ranks that have parts of the same layers | [14](14_distributed.ipynb) |
 # | **tensorwise**, **rowwise**, **blockwise** | one scale for a whole matrix, one for each row of a and column of b, one for each block | [9.4](09_scaled_mm.ipynb) |
 # | **TF32** | float32 with 10 mantissa bits: what a tensor core reads of a float32 tensor if it is allowed to | [04](04_autocast.ipynb) |
 # | **tie** | a number exactly half-way between two neighbouring values of a format | [02](02_rounding.ipynb) |

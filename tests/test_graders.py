@@ -87,6 +87,7 @@ OF_ANOTHER_KIND = {
     "looks_for_infinities_and_raises", "stacks_float32", "stacks_own_dtype", "joins_float32",
     "swaps_rows_and_columns", "swaps_the_sides_of_blocks",
     "amax_in_float32", "back_in_float32", "ReadsAllOfIt", "c_one_block_too_far", "c_does_not_pack",
+    "tells_only_of_bad_news", "skips_ranks_without_gradients", "TellsOnlyOfBadNews", "does_not_fill_up",
 }  # fmt: skip
 
 

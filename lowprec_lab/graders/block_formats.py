@@ -501,7 +501,8 @@ _NVFP4_PARTS = ("codes", "scale", "tensor scale")
 
 def _compare_nvfp4(answer, case, x: Tensor, scale: float | None = None) -> None:
     given = () if scale is None else (torch.tensor(scale),)
-    _same_parts(case, answer(x, *given), exact.quantize_nvfp4(x, *given), _NVFP4_PARTS, functools.partial(_nvfp4_block_of, x))
+    got, want = answer(x, *given), exact.quantize_nvfp4(x, *given)
+    _same_parts(case, got, want, _NVFP4_PARTS, functools.partial(_nvfp4_block_of, x))
 
 
 def _nvfp4_block_of(x: Tensor, part: str, index: int) -> str:

@@ -56,8 +56,8 @@ class Record:
     """One comparison. `got` and `want` are the results; arrays have one row per part and one column per element.
 
     problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then, and `got`
-    is empty. right: what `want` is called in a verdict. about: what to say of the element that is shown, from its index:
-    which part of a result it is, its block.
+    is empty. right: what `want` is called in a verdict. about: what to say of the element that is shown, from its
+    index: which part of a result it is, its block.
     """
 
     call: Call
