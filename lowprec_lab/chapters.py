@@ -44,6 +44,7 @@ CHAPTERS = (
     Chapter("09_scaled_mm", "scaled_mm", "Why does it fail on my GPU?"),
     Chapter("10_fp8_nanogpt", "recipes", "What does FP8 cost a GPT?"),
     Chapter("11_fp8_inference", "inference", "What does a served model need from 8 bits?"),
+    Chapter("15_capstone", "capstone", "How few bits train a GPT?"),
 )
 
 

@@ -11,11 +11,15 @@ from lowprec_lab.chapters import CHAPTERS
 
 @dataclass(frozen=True)
 class Check:
-    """One check of an exercise: `function(answer, case)` draws inputs, calls the answer and compares."""
+    """One check of an exercise: `function(answer, case)` draws inputs, calls the answer and compares.
+
+    limit_s: seconds for it, where it takes longer than others by its nature; None: as all have.
+    """
 
     exercise: str
     function: Callable
     weight: float
+    limit_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -53,11 +57,14 @@ ORACLES: dict[str, Callable] = {}
 QUESTIONS: dict[str, Question] = {}
 
 
-def check_for(exercise: str, weight: float = 1.0) -> Callable:
-    """Register the decorated `function(answer, case)` as a check of `exercise`; its docstring says which inputs."""
+def check_for(exercise: str, weight: float = 1.0, limit_s: float | None = None) -> Callable:
+    """Register the decorated `function(answer, case)` as a check of `exercise`; its docstring says which inputs.
+
+    limit_s: seconds for a check that takes long by its nature, whatever the answer.
+    """
 
     def register(function: Callable) -> Callable:
-        CHECKS.setdefault(exercise, []).append(Check(exercise, function, weight))
+        CHECKS.setdefault(exercise, []).append(Check(exercise, function, weight, limit_s))
         return function
 
     return register
