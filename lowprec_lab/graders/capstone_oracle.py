@@ -86,9 +86,9 @@ def nearest(values: str | list, z: np.ndarray, tie_up: bool = False) -> np.ndarr
     """float64 in, float64 out; z is within the range."""
     if isinstance(values, list):
         book = np.array(values, np.float32).astype(np.float64)
-        distance = np.abs(z[..., None] - book)
-        at = len(book) - 1 - np.argmin(distance[..., ::-1], -1) if tie_up else np.argmin(distance, -1)
-        return book[at]
+        halfway = (book[1:] + book[:-1]) / 2  # exact: two float32 and their sum are in float64
+        beyond = z[..., None] >= halfway if tie_up else z[..., None] > halfway
+        return book[beyond.sum(-1)]
     step = steps_of(FORMATS[values], z) if values in FORMATS else 1.0
     return np.rint(z / step) * step
 
