@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -195,3 +195,75 @@ def evaluate(recipe: dict, progress: Callable[[int], None] | None = None):
     from lowprec_lab.graders import capstone_run
 
     return capstone_run.evaluate(capstone_run.read_recipe(recipe), progress)
+
+
+def _cast(values: object, block: object = None, scale: str = "none", rounding: str = "nearest") -> dict:
+    made = {"values": values, "rounding": rounding}
+    return made if scale == "none" else {**made, "scale": scale, "block": block or "tensor"}
+
+
+def _with(name: str, common: dict, **roles: dict) -> dict:
+    """A recipe with one cast for all roles but those that are named."""
+    return {"name": name, **{role: roles.get(role, common) for role in ROLES}}
+
+
+_FLOAT32, _BF16, _BF16_RANDOM = _cast("FP32"), _cast("BF16"), _cast("BF16", rounding="stochastic")
+_E4M3, _MX = _cast("E4M3", "tensor", "float32"), _cast("E4M3", [1, 32], "e8m0")
+_PRODUCTS_IN_FP8 = {"weights": _E4M3, "activations": _E4M3, "gradients": _cast("E5M2", "tensor", "float32")}
+
+# What others do, from the most bits to the fewest; a point of the picture each. None of them reaches the last goal.
+REFERENCES: tuple[dict, ...] = (
+    _with("float32", _FLOAT32),
+    _with("BF16 in products and on the wire", _FLOAT32, weights=_BF16, activations=_BF16, gradients=_BF16, wire=_BF16),
+    _with("BF16 everywhere", _BF16, master=_BF16_RANDOM),
+    _with("FP8 in products", _FLOAT32, **_PRODUCTS_IN_FP8, wire=_BF16),
+    _with(
+        "FP8, 8-bit moments", _FLOAT32, **_PRODUCTS_IN_FP8, wire=_BF16, moment1=_cast("E4M3", "row", "float32"),
+        moment2=_cast("E5M2", "row", "float32"),
+    ),
+    _with("MXFP8 everywhere", _MX, moment2=_cast("E5M2", [1, 32], "e8m0"), master=_BF16_RANDOM),
+)  # fmt: skip
+
+
+def compare(recipes: Sequence[dict]) -> list:
+    """The results of several recipes. A line for each, and for the one that is being trained how far it is."""
+    shown, lines, results = _Shown(), [], []
+    for recipe in recipes:
+
+        def tell(step: int, name: str = recipe["name"]) -> None:
+            if step % 20 == 0:
+                shown.show([*lines, f"{name:32} {'#' * (step * 20 // STEPS):<20} step {step} of {STEPS}"])
+
+        results.append(evaluate(recipe, tell))
+        loss = results[-1].note or f"loss {results[-1].loss:.4f}"
+        lines.append(f"{results[-1].name:32} {results[-1].share:7.2%} of float32's bits   {loss}")
+        shown.show(lines)
+    shown.end(lines)
+    return results
+
+
+class _Shown:
+    """Lines that are shown again and again in the same place, in a notebook; elsewhere once, at the end."""
+
+    def __init__(self) -> None:
+        try:
+            from IPython import get_ipython
+
+            self._shell, self._handle = get_ipython(), None
+        except ImportError:
+            self._shell = None
+
+    def show(self, lines: list[str]) -> None:
+        if self._shell is None:
+            return
+        from IPython.display import display
+
+        content = {"text/plain": "\n".join(lines)}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+    def end(self, lines: list[str]) -> None:
+        if self._shell is None:
+            print("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Chapter 15: casts and bits in three writings, codebooks against every way to cut, fronts, recipes that are refused."""
+"""Chapter 15: casts and bits in three writings, codebooks against every cut, fronts, recipes that are refused."""
 
 import itertools
 import json
@@ -159,7 +159,9 @@ def test_what_is_no_recipe_at_all_is_refused(text):
 def test_bits_that_hide_in_scales_are_counted():
     """One float32 scale for each number, with a codebook that says no more than the sign: 33 bits and not 1."""
     hidden = with_cast(values=[-1.0, 1.0], scale="float32", block=[1, 1])
-    assert run.count_bits(run.read_recipe(hidden))["weights"] > run.count_bits(run.read_recipe({"name": "x"}))["weights"]
+    assert (
+        run.count_bits(run.read_recipe(hidden))["weights"] > run.count_bits(run.read_recipe({"name": "x"}))["weights"]
+    )
 
 
 class Lies(dict):

@@ -552,7 +552,9 @@ def _lloyd(x: np.ndarray, book: np.ndarray) -> np.ndarray:
     return book
 
 
-@misconception("fit_codebook", "It moves numbers from equal counts to the nearest optimum (Lloyd), which is a local one.")
+@misconception(
+    "fit_codebook", "It moves numbers from equal counts to the nearest optimum (Lloyd), which is a local one."
+)
 def lloyd_from_quantiles(samples, size):
     x = samples.double().numpy()
     return torch.from_numpy(_lloyd(x, equal_counts(samples, size).double().numpy())).float()
@@ -648,7 +650,9 @@ def fewer_bits_than_mxfp8(answer, case):
     _compare_share(answer, case, SHARES[2])
 
 
-@misconception("design_recipe", "It leaves every role out, which is float32 everywhere: it trains, with all of the bits.")
+@misconception(
+    "design_recipe", "It leaves every role out, which is float32 everywhere: it trains, with all of the bits."
+)
 def float32_everywhere(shapes, steps):
     return {"name": "as it was"}
 
@@ -686,3 +690,32 @@ def counts_for_itself(shapes, steps):
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
+
+question_for(
+    "15.A",
+    0.0,
+    "0: int8 has 127 steps, and what is below half of one, 1 / 254 of the largest, is rounded to 0.",
+    "How large is a step, if the largest of the row is 127 of them? Is 1 / 400 more than half of that?",
+    {1.0: "One step is 1 / 127 of the largest. 1 / 400 is less than half of that."},
+)
+question_for(
+    "15.B",
+    31,
+    "31: 1.75 * 2^15 / 2^-16 = 1.75 * 2^31. int8 has less than 2^7.",
+    "Divide: exponents subtract.",
+    {-1: "15 - (-16) is not 15 - 16.", 32: "1.75 is below 2: it does not make another binade."},
+)
+question_for(
+    "15.C",
+    100,
+    "100: up with probability 0.1, so the mean over the steps is 0.1 of a step, which is right. To nearest it is 0.",
+    "With which probability is it rounded up?",
+    {0: "That is what rounding to nearest gives."},
+)
+question_for(
+    "15.D",
+    0.5,
+    "0.5: half of the step above is 0.00195, and the update is less. It is lost, and so is each later one like it.",
+    "Which of its neighbours is 0.5005 nearest to?",
+    {0.5005: "BF16 has no such number.", 0.50390625: "Rounded to nearest, 0.5005 is nearer to 0.5."},
+)

@@ -1,6 +1,5 @@
 """Other right answers to the exercises of chapter 15."""
 
-import itertools
 import math
 
 import numpy as np
@@ -47,7 +46,9 @@ def in_three_terms(cast, rows, columns):
         width = {f"int{n}": n for n in range(2, 9)}.get(values) or FORMATS[values].width
     block = cast.get("block", "tensor")
     down = {"tensor": 1, "row": rows, "column": 1}.get(block) if isinstance(block, str) else -(-rows // block[0])
-    across = {"tensor": 1, "row": 1, "column": columns}.get(block) if isinstance(block, str) else -(-columns // block[1])
+    across = (
+        {"tensor": 1, "row": 1, "column": columns}.get(block) if isinstance(block, str) else -(-columns // block[1])
+    )
     return width * rows * columns + 32 * len(codebook) + down * across * SCALE_BITS[how] + 32 * (how == "e4m3")
 
 
@@ -78,7 +79,7 @@ def from_the_last_override_on(recipe, shapes, steps):
                 continue
             if override["role"] == role and step in range(override.get("from", 0), override.get("to", steps)):
                 return override["cast"]
-        return recipe[role] if role in recipe else {"values": "FP32"}
+        return recipe.get(role, {"values": "FP32"})
 
     total = dict.fromkeys(shapes, 0)
     for role in shapes:
@@ -94,6 +95,8 @@ def from_the_last_override_on(recipe, shapes, steps):
 @other("emulate_cast")
 def with_a_list_of_all_values(x, cast, noise):
     """Everything of at most 8 bits is a codebook."""
+    import itertools
+
     values, how = cast["values"], cast.get("scale", "none")
     wide = None
     if isinstance(values, list):
@@ -149,6 +152,10 @@ def with_a_list_of_all_values(x, cast, noise):
 
 @other("emulate_cast")
 def block_after_block(x, cast, noise):
+    from itertools import product
+
+    import numpy as np
+
     values, how, clip = cast["values"], cast.get("scale", "none"), cast.get("clip", 1.0)
     rows, columns = x.shape
     block = {"tensor": [rows, columns], "row": [1, columns], "column": [rows, 1]}.get(
@@ -180,7 +187,7 @@ def block_after_block(x, cast, noise):
         return float(np.floor(z)), float(np.ceil(z))
 
     result, scales = torch.zeros_like(x), {}
-    corners = list(itertools.product(range(0, rows, block[0]), range(0, columns, block[1])))
+    corners = list(product(range(0, rows, block[0]), range(0, columns, block[1])))
     for i, j in corners:
         amax = np.float32(x[i : i + block[0], j : j + block[1]].abs().max().item())
         scales[i, j] = torch.tensor(amax * np.float32(clip) / np.float32(max(abs(low_end), abs(high_end))))
@@ -198,7 +205,7 @@ def block_after_block(x, cast, noise):
             scale = round_to(scale / second, E4M3) * second if second > 0 else second
         if scale == 0:
             continue
-        for r, c in itertools.product(range(i, min(i + block[0], rows)), range(j, min(j + block[1], columns))):
+        for r, c in product(range(i, min(i + block[0], rows)), range(j, min(j + block[1], columns))):
             z = min(max(float(x[r, c] / scale), low_end), high_end)
             value = nearest(z)
             if cast.get("rounding") == "stochastic":
