@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from lowprec_lab import fused
 from lowprec_lab.capstone import BATCH, FORMATS, INTEGERS, ROLES, SCALE_BITS, SIZE, STEPS, layout
 from lowprec_lab.capstone_text import tokens
-from lowprec_lab.formats import BF16, E4M3, E8M0, FP32, TF32, Format
+from lowprec_lab.formats import BF16, E4M3, FP32, TF32, Format
 from lowprec_lab.gpt import GPT
 
 ROUNDINGS = ("nearest", "stochastic")
@@ -257,7 +257,7 @@ def apply(cast: Cast, x: Tensor, noise: Callable[[tuple[int, ...]], Tensor] | No
 
     noise: gives float32 numbers from [0, 1) of a shape, for stochastic rounding.
     """
-    if cast.values == FP32 and cast.scale == "none":
+    if cast.values is FP32:
         return x
     if cast.scale == "none":
         return _to_grid(cast, x, noise)
@@ -285,7 +285,8 @@ def _stored(scale: Tensor, how: str) -> Tensor:
     if how == "bfloat16":
         return scale.bfloat16().float()
     if how == "e8m0":
-        return torch.where(scale > 0, fused.round_(scale, E8M0, mode="up"), scale)
+        above = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)  # from 2^-126 on
+        return torch.where(scale > 2.0**-127, above, torch.where(scale > 0, 2.0**-127, 0.0))
     if how == "e4m3":
         second = scale.amax() / 448
         return torch.where(second > 0, _nearest(scale / second, E4M3) * second, 0.0)
@@ -308,9 +309,9 @@ def _to_grid(cast: Cast, x: Tensor, noise: Callable | None) -> Tensor:
 
 def _nearest(x: Tensor, fmt: Format) -> Tensor:
     x = x.clamp(-_top(fmt), _top(fmt))
-    if fmt.torch_dtype is not None:  # torch's own conversion is quicker; it does not saturate
+    if fmt.width == 16:
         return x.to(fmt.torch_dtype).to(torch.float32)
-    step = _step(fmt, x)
+    step = _step(fmt, x)  # torch's own conversions to 8 bits are slower than this
     return (x / step).round() * step  # a step is a power of two: only the round is not exact
 
 
