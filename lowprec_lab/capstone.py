@@ -188,13 +188,15 @@ def recipe_text(function: Callable, goal: str) -> str:
 def evaluate(recipe: dict, progress: Callable[[int], None] | None = None):
     """Train with a recipe and count its bits: a `Result` with .loss, .bits by role, .share of float32's, .history.
 
-    It takes about 2 seconds for float32 and up to 15 for casts everywhere. The same recipe has the same result, to the
-    last bit, on the same machine. progress: is called with the number of each step.
+    It takes about 2 seconds for float32 and up to 15 for casts everywhere, and none for a recipe that was evaluated in
+    this kernel. The same recipe has the same result, to the last bit, on the same machine. progress: is called with
+    the number of each step.
     Raises RecipeError, in words, for a recipe that is not valid.
     """
     from lowprec_lab.graders import capstone_run
 
-    return capstone_run.evaluate(capstone_run.read_recipe(recipe), progress)
+    capstone_run.read_recipe(recipe)
+    return capstone_run.evaluate_text(json.dumps(recipe, sort_keys=True), progress)
 
 
 def _cast(values: object, block: object = None, scale: str = "none", rounding: str = "nearest") -> dict:

@@ -513,7 +513,15 @@ def _train(recipe: Recipe, progress: Callable[[int], None] | None) -> tuple[floa
     return (final if math.isfinite(final) else math.nan), history, note
 
 
-@functools.lru_cache(maxsize=64)
-def evaluate_text(text: str) -> Result:
+_KNOWN: dict[str, Result] = {}
+_MOST_KNOWN = 64
+
+
+def evaluate_text(text: str, progress: Callable[[int], None] | None = None) -> Result:
     """`evaluate` for a recipe as JSON; the result is kept, so that five checks train once. Raises RecipeError."""
-    return evaluate(read_text(text))
+    recipe = read_text(text)
+    if text not in _KNOWN:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)))
+        _KNOWN[text] = evaluate(recipe, progress)
+    return _KNOWN[text]
