@@ -156,14 +156,11 @@ def bits_of_recipe(recipe, shapes, steps):
                 cast = each["cast"]
         return cast
 
-    return {
-        role: sum(
-            bits_of_cast(cast_at(role, layer, step), *shape)
-            for layer, shape in matrices.items()
-            for step in range(steps)
-        )
-        for role, matrices in shapes.items()
-    }
+    def bits_of_role(role, matrices):
+        places = [(layer, shape, step) for layer, shape in matrices.items() for step in range(steps)]
+        return sum(bits_of_cast(cast_at(role, layer, step), *shape) for layer, shape, step in places)
+
+    return {role: bits_of_role(role, matrices) for role, matrices in shapes.items()}
     ### END SOLUTION
 
 

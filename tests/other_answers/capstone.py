@@ -106,7 +106,7 @@ def with_a_list_of_all_values(x, cast, noise):
         book = torch.arange(-top, top + 1, dtype=torch.float32)
     elif FORMATS[values].width <= 8:
         fmt = FORMATS[values]
-        book = decode(torch.arange(2**fmt.width, dtype=torch.int32), fmt)
+        book = decode(torch.arange(2**fmt.width, dtype=torch.int32), fmt).float()
         book = book[book.isfinite()].unique()
     else:
         wide = FORMATS[values]
