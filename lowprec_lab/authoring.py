@@ -30,6 +30,8 @@ SOLUTIONS = ROOT / "solutions"
 NOTEBOOKS = ROOT / "notebooks"
 
 CODE_STUB = "...  # your code here"
+TEXT_STUB = "YOUR ANSWER HERE"  # nbgrader's own, for text
+MARKED_BY_HAND = "marked-by-hand"
 BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
 SHORTEST_LEAK = 20
 
@@ -48,13 +50,15 @@ class AuthoringError(ValueError):
 class _PageCell:
     """A cell of a page and what it is there for.
 
-    role: "setup", "helpers", "answer", "check", "question", "text" or "experiment".
-    name: the exercise of an answer and a check, the number of a question ("1.A").
+    role: "setup", "helpers", "answer", "check", "question", "marked", "text" or "experiment".
+    name: the exercise of an answer and a check, the number of a question ("1.A"), the name of a text that a person
+    marks. points: of such a text.
     """
 
     cell: Cell
     role: str
     name: str = ""
+    points: int = 0
 
     @property
     def grade_id(self) -> str:
@@ -64,6 +68,7 @@ class _PageCell:
             "answer": self.name,
             "check": f"check_{self.name}",
             "question": f"question_{re.sub(r'[^0-9A-Za-z]', '', self.name)}",
+            "marked": f"marked_{self.name}",
         }.get(self.role, "")
 
     @property
@@ -121,7 +126,7 @@ def _read_page(path: Path) -> list[_PageCell]:
 
 def _page_cell(cell: Cell, path: Path) -> _PageCell:
     if cell.kind != "code":
-        return _PageCell(cell, "text")
+        return _text_cell(cell, path)
     try:
         statements = ast.parse(cell.source).body
     except SyntaxError as problem:
@@ -141,6 +146,21 @@ def _page_cell(cell: Cell, path: Path) -> _PageCell:
         if exercise := _called_with(statement, "check", ast.Name):
             return _PageCell(cell, "check", exercise.id)
     return _PageCell(cell, "experiment")
+
+
+def _text_cell(cell: Cell, path: Path) -> _PageCell:
+    """A text, or one that a person marks: `# %% [markdown] tags=["marked-by-hand", "reasoning", "10"]`."""
+    if MARKED_BY_HAND not in cell.tags:
+        return _PageCell(cell, "text")
+    match list(cell.tags):
+        case [_, name, points] if (
+            cell.kind == "markdown" and name.isidentifier() and points.isdecimal() and int(points)
+        ):
+            return _PageCell(cell, "marked", name, int(points))
+    raise AuthoringError(
+        f"{path}:{cell.line}: a text that a person marks is a markdown cell with three tags: "
+        f'tags=["{MARKED_BY_HAND}", its name, its points], as in ["{MARKED_BY_HAND}", "reasoning", "10"]'
+    )
 
 
 def _answer_name(statement: ast.stmt) -> str:
@@ -174,7 +194,8 @@ def _notebook_cell(page_cell: _PageCell, cell_id: str, blanks: Mapping) -> Noteb
     if page_cell.cell.tags:
         cell.metadata["tags"] = list(page_cell.cell.tags)
     if page_cell.grade_id:
-        solution, grade = page_cell.role in ("answer", "question"), page_cell.role == "check"
+        solution = page_cell.role in ("answer", "question", "marked")
+        grade = page_cell.role in ("check", "marked")
         cell.metadata["nbgrader"] = {
             "schema_version": 3,
             "grade_id": page_cell.grade_id,
@@ -184,25 +205,30 @@ def _notebook_cell(page_cell: _PageCell, cell_id: str, blanks: Mapping) -> Noteb
             "task": False,
         }
         if grade:
-            cell.metadata["nbgrader"]["points"] = blanks[page_cell.name].points
+            cell.metadata["nbgrader"]["points"] = page_cell.points or blanks[page_cell.name].points
     return cell
 
 
 def _release_hash(cells: Iterable[NotebookNode]) -> str:
     """A short hash of what the reader of a page sees, the same for the source notebook and the released page."""
-    return _short_hash("\0".join(f"{cell.cell_type}\0{cell.id}\0{_released(cell.source)}" for cell in cells))
+    return _short_hash("\0".join(f"{cell.cell_type}\0{cell.id}\0{released_source(cell)}" for cell in cells))
 
 
 def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _released(source: str) -> str:
+def released_source(cell: NotebookNode) -> str:
+    """What a cell of a source notebook says in the released page."""
+    return _released(cell.source, CODE_STUB if cell.cell_type == "code" else TEXT_STUB)
+
+
+def _released(source: str, stub: str = CODE_STUB) -> str:
     """`source` with its solution regions replaced as nbgrader replaces them."""
     lines, inside = [], False
     for line in source.split("\n"):
         if BEGIN in line:
-            lines.append(line[: len(line) - len(line.lstrip())] + CODE_STUB)
+            lines.append(line[: len(line) - len(line.lstrip())] + stub)
         if BEGIN in line or END in line:
             inside = BEGIN in line
         elif not inside:
@@ -235,7 +261,7 @@ def _cell_problems(page_cell: _PageCell) -> Iterator[tuple[int, str]]:
     cell, role = page_cell.cell, page_cell.role
     lines = cell.source.split("\n")
     marks = [(line, BEGIN if BEGIN in line else END) for line in lines if BEGIN in line or END in line]
-    if role not in ("answer", "question"):
+    if role not in ("answer", "question", "marked"):
         if marks:
             line = cell.line + lines.index(marks[0][0])
             yield (
@@ -243,9 +269,9 @@ def _cell_problems(page_cell: _PageCell) -> Iterator[tuple[int, str]]:
                 f"a solution region ({marks[0][1]}) outside an answer cell. Put it under `@fill` or in a question",
             )
     elif [mark for _, mark in marks] != [BEGIN, END] * (_regions_allowed(cell, marks) if role == "answer" else 1):
-        what = f"the answer cell of {page_cell.name}" if role == "answer" else f"question {page_cell.name}"
+        what = {"answer": "the answer cell of", "marked": "the text"}.get(role, "question") + f" {page_cell.name}"
         yield cell.line, f"{what} needs one line `### {BEGIN}` and below it one line `### {END}` around the answer"
-    else:
+    elif role != "marked":
         yield from _stub_problems(page_cell)
     if role in ("answer", "check"):
         yield from _company_problems(page_cell)
@@ -287,14 +313,14 @@ def _company_problems(page_cell: _PageCell) -> Iterator[tuple[int, str]]:
 
 def _exercise_problems(page: Sequence[_PageCell], path: Path, blanks: Mapping) -> Iterator[tuple[int, str]]:
     """Unknown, foreign, duplicate and missing exercises; answers without a check and checks without an answer."""
-    seen = {"answer": {}, "check": {}, "question": {}}
+    seen = {"answer": {}, "check": {}, "question": {}, "marked": {}}
     for page_cell in page:
         role, name, line = page_cell.role, page_cell.name, page_cell.cell.line
         if role not in seen:
             continue
         if name in seen[role]:
             yield line, f"the {role} of {name} is here twice: first in line {seen[role][name]}. Remove one"
-        elif role != "question" and (problem := _name_problem(name, path, blanks)):
+        elif role in ("answer", "check") and (problem := _name_problem(name, path, blanks)):
             yield line, problem
         elif role == "check" and name not in seen["answer"]:
             yield (

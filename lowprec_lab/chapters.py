@@ -47,6 +47,7 @@ CHAPTERS = (
     Chapter("12_gguf", "gguf_blocks", "How do 4.5 bits hold a weight?"),
     Chapter("13_block_formats", "block_formats", "What do block scales buy?"),
     Chapter("14_distributed", "distributed", "What must many ranks agree on?"),
+    Chapter("15_capstone", "capstone", "How few bits train a GPT?"),
 )
 
 

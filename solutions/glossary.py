@@ -26,6 +26,7 @@
 # | **checkpoint** (in 8 bits) | a file of codes and scales, and one that says what they are | [11](11_fp8_inference.ipynb) |
 # | **clip** | make numbers beyond a limit equal to it, so that the others get finer steps; also the limit | [7.8](07_quantizer.ipynb) |
 # | **code** | the bit pattern of a number, read as a whole number | [1.1](01_bit_layouts.ipynb) |
+# | **codebook** | a list of numbers that codes stand for, in place of a format | [15.5](15_capstone.ipynb) |
 # | **collective** | a function that all ranks of a group call, and that ends when all have | [14](14_distributed.ipynb) |
 # | **column-parallel** | a linear layer whose outputs are divided among ranks; **row-parallel**: whose inputs are | [14.8](14_distributed.ipynb) |
 # | **compensate** | round a weight column by column, and let later columns make up for the error, as GPTQ does | [11.9](11_fp8_inference.ipynb) |
@@ -102,6 +103,7 @@
 # | **overflow** | a rounded value above the largest finite one; the policy (`saturate` or `to_special`) says what becomes of it | [2.3](02_rounding.ipynb) |
 # | **padding** | zeros that bring a size to a multiple that hardware wants | [10.4](10_fp8_nanogpt.ipynb) |
 # | **pairwise sum** | a sum in a tree: neighbours first, then the sums of neighbours | [3.2](03_accumulation.ipynb) |
+# | **Pareto front** | the points that no other one beats in everything | [15.4](15_capstone.ipynb) |
 # | **payload** | the mantissa bits of a NaN that nobody interprets | [1.1](01_bit_layouts.ipynb) |
 # | **perplexity** | exp of the mean loss: among how many equally likely tokens a model might as well guess | [11.6](11_fp8_inference.ipynb) |
 # | **pipeline** | ranks that have other layers each | [14](14_distributed.ipynb) |

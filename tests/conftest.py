@@ -121,6 +121,9 @@ def group_of(nodeid):
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    for item in items:  # each of these trains a model, once or more
+        if item.path.name in BY_EXERCISE and "design_recipe" in item.name:
+            item.add_marker(pytest.mark.slow)
     needs_browser = [item for item in items if item.get_closest_marker("browser")]
     if not needs_browser or find_chromium() is not None:
         return

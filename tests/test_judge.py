@@ -48,8 +48,7 @@ def workers():
 GIVEN = (
     "oracle", "rounding_oracle", "inputs", "accumulation_oracle", "loss_scaling_oracle", "autocast_oracle",
     "quantizer_oracle", "float8_linear_oracle", "scaled_mm_oracle", "recipes_oracle", "inference_oracle",
-    "gguf_blocks_oracle", "gguf_kquants_oracle", "block_formats_oracle",
-    "distributed_oracle",
+    "gguf_blocks_oracle", "gguf_kquants_oracle", "block_formats_oracle", "distributed_oracle", "capstone_oracle",
 )  # fmt: skip
 MODULE_AS_HELPER = """
 import sys, types

@@ -101,7 +101,7 @@ def _notes(outcomes: list[Outcome]) -> list[str]:
         notes.append(f"Where answers of yours are not there yet, it ran on: {'; '.join(dict.fromkeys(supplied))}")
     if printed:
         notes.append(f"While it was checked, your code printed: {printed[:200]}{'…' if len(printed) > 200 else ''}")
-    seconds = sum(o.seconds for o in outcomes)
+    seconds = sum(o.seconds for o in outcomes if o.check.limit_s is None)  # others take long by their nature
     if seconds > _SLOW_S and not any(o.failure for o in outcomes):
         notes.append(
             f"The check took {seconds:.1f} s. Speed earns no points, but later cells call this on millions of numbers: "

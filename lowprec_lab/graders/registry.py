@@ -15,6 +15,7 @@ class Check:
 
     by: what results are judged by, as a verdict says it: "bits", or "error" where many results are as right.
     last: whether it is tried only where an answer has passed all others.
+    limit_s: seconds for it, where it takes longer than others by its nature; None: as all have.
     """
 
     exercise: str
@@ -22,6 +23,7 @@ class Check:
     weight: float
     by: str = "bits"
     last: bool = False
+    limit_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -59,11 +61,16 @@ ORACLES: dict[str, Callable] = {}
 QUESTIONS: dict[str, Question] = {}
 
 
-def check_for(exercise: str, weight: float = 1.0, *, by: str = "bits", last: bool = False) -> Callable:
-    """Register the decorated `function(answer, case)` as a check of `exercise`; its docstring says which inputs."""
+def check_for(
+    exercise: str, weight: float = 1.0, *, by: str = "bits", last: bool = False, limit_s: float | None = None
+) -> Callable:
+    """Register the decorated `function(answer, case)` as a check of `exercise`; its docstring says which inputs.
+
+    by, last, limit_s: as `Check` has them.
+    """
 
     def register(function: Callable) -> Callable:
-        CHECKS.setdefault(exercise, []).append(Check(exercise, function, weight, by, last))
+        CHECKS.setdefault(exercise, []).append(Check(exercise, function, weight, by, last, limit_s))
         return function
 
     return register

@@ -80,6 +80,7 @@ def run_check(check: Check, function: Callable, seed: int, size: int = 1, limit_
     case = Case(seed, check.name, size)
     outcome = Outcome(check, case.records)
     begin = getattr(function, "begin_check", None)  # an answer behind a pipe has limits of its own
+    limit_s = limit_s if begin or check.limit_s is None else check.limit_s
     limits = begin(limit_s) if begin else _local_limits(limit_s)
     started = time.perf_counter()
     try:

@@ -184,12 +184,18 @@ def judge(
         answer.close()
 
 
+def _exercise_limit(blank: Blank) -> float:
+    """Seconds for an exercise: more for one whose checks work long themselves, once for all of them."""
+    registry.load_graders()
+    return EXERCISE_LIMIT_S + max((check.limit_s or 0.0 for check in registry.CHECKS[blank.name]), default=0.0)
+
+
 def judge_all(sources: Mapping[str, Source], chapter: str, workers: Workers, *, seed: int | None = None) -> dict:
     """{exercise name: Verdict} for every exercise of a chapter ("01_bit_layouts")."""
     blanks = [blank for blank in in_order() if blank.chapter.name == chapter]
     ends = time.monotonic() + SUBMISSION_LIMIT_S
     verdicts = {}
     for blank in blanks:
-        limit_s = min(EXERCISE_LIMIT_S, ends - time.monotonic())
+        limit_s = min(_exercise_limit(blank), ends - time.monotonic())
         verdicts[blank.name] = judge(blank, sources, workers, seed=seed, limit_s=limit_s)
     return verdicts

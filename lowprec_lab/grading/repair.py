@@ -441,7 +441,7 @@ def _put_back_missing(
             missing.append((before, key))
     for number, (place, key) in enumerate(missing):
         made = deepcopy(known[key])
-        made.source = known[key].source if _is_locked(known[key]) else _stub(known[key].source)
+        made.source = known[key].source if _is_locked(known[key]) else _stub(known[key])
         if made.cell_type == "code":
             made.outputs, made.execution_count = [], None
         cells.insert(place + 1 + number, made)
@@ -449,10 +449,10 @@ def _put_back_missing(
         notes.append(f"Put back, because it was missing: {', '.join(key for _, key in missing)}.")
 
 
-def _stub(source: str) -> str:
-    from lowprec_lab.authoring import _released
+def _stub(cell: NotebookNode) -> str:
+    from lowprec_lab.authoring import released_source
 
-    return _released(source)
+    return released_source(cell)
 
 
 def _note_missing_answers(page: _Page, names: tuple[str, ...], notes: list[str]) -> None:
