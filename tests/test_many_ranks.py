@@ -177,11 +177,11 @@ def test_weights_that_travel_as_codes_are_a_quarter_of_the_bytes(compared):
     full, eight = (compared[f"wire-{kind}-0"]["sent"] for kind in ("fp32", "fp8"))
     gathered = [[each[1:] for each in sent if each[0] == "gather"] for sent in (full, eight)]
     blocks = [(one, two) for one, two in zip(*gathered, strict=True) if one[0] != two[0]]
-    assert len(blocks) == 4  # two blocks, forward and backward
-    agreed = next(size for what, size, _ in eight if what == "reduce")
-    assert agreed == 8 * 2 * 4
+    assert len(blocks) == 6  # two blocks forward and backward, and forward in the validation after it
+    agreed = [size for what, size, _ in eight if what == "reduce" and size > 8]  # beside the loss
+    assert agreed == [8 * 2 * 4] * 2
     for count, what in enumerate(("given to the gatherings", "sent by the kernel")):
-        ratio = (sum(two[count] for _, two in blocks) + agreed) / sum(one[count] for one, _ in blocks)
+        ratio = (sum(two[count] for _, two in blocks) + sum(agreed)) / sum(one[count] for one, _ in blocks)
         print(f"{ratio:.4f} of FP32's bytes are {what}")
         assert 0.25 < ratio <= 0.27
 
