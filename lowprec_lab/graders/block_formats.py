@@ -144,13 +144,13 @@ def magnitudes_in_ceil(answer, case):
 
 @check_for("e8m0_scale")
 def magnitudes_in_even(answer, case):
-    """Mode "even", every format: half a step below a power of two, and float32 next to it; magnitudes from 2^-149 to the largest."""
+    """Mode "even", every format: half a step below a power of two and next to it; magnitudes from 2^-149 on."""
     _magnitudes(answer, case, "even")
 
 
 @check_for("e8m0_scale")
 def magnitudes_in_rceil(answer, case):
-    """Mode "rceil", every format: the largest value times a power of two, and float32 next to it; magnitudes from 2^-149 to the largest."""
+    """Mode "rceil", every format: the largest value times a power and next to it; magnitudes from 2^-149 on."""
     _magnitudes(answer, case, "rceil")
 
 
