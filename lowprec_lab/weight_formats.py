@@ -251,8 +251,9 @@ def _draw(axes: Axes, points: list[tuple[str, float, float]]) -> None:
         places = (each for each in places if bottom < each < top)
         place = next((each for each in places if _is_free(taken, left, right, each, span)), height)
         taken.append((left, right, place))
-        axes.annotate(name, (bits, height), (bits * 1.06, place), fontsize=8, verticalalignment="center",
-                      arrowprops={"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.6, "shrinkA": 0, "shrinkB": 2})  # fmt: skip
+        line = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.6, "shrinkA": 0, "shrinkB": 2}
+        at = bits * 1.06, place
+        axes.annotate(name, (bits, height), at, fontsize=8, verticalalignment="center", arrowprops=line)
 
 
 def _is_free(taken: list[tuple[float, float, float]], left: float, right: float, place: float, span: float) -> bool:
