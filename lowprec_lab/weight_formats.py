@@ -231,7 +231,7 @@ _TICKS = (4, 5, 6, 8, 12, 16, 32)
 
 
 def _draw(axes: Axes, points: list[tuple[str, float, float]]) -> None:
-    """Points with their names; names that would cover one another are moved down, the lowest ones most."""
+    """Points with their names; one that would cover another is moved to the nearest free place, with a line to it."""
     axes.plot([bits for _, bits, _ in points], [height for *_, height in points], "o", markersize=5,
               color=plots.color_of(formats.E4M3))  # fmt: skip
     axes.set_xscale("log", base=2)
@@ -240,11 +240,22 @@ def _draw(axes: Axes, points: list[tuple[str, float, float]]) -> None:
     axes.grid(True)
     heights = [height for *_, height in points]
     span = max(max(heights) - min(heights), 1e-9) if heights else 1.0
-    axes.set_ylim(min(heights, default=0) - 0.2 * span, max(heights, default=1) + 0.1 * span)
-    taken: list[tuple[float, float, float]] = []
+    bottom, top = min(heights, default=0) - 0.2 * span, max(heights, default=1) + 0.1 * span
+    axes.set_ylim(bottom, top)
+    taken = [(math.log2(bits) - 0.03, math.log2(bits) + 0.03, height) for _, bits, height in points]
     for name, bits, height in sorted(points, key=lambda point: -point[2]):
-        left, right, place = math.log2(bits), math.log2(bits) + 0.1 + 0.05 * len(name), height
-        while any(left < end and start < right and abs(place - other) < 0.045 * span for start, end, other in taken):
-            place -= 0.01 * span
+        left = math.log2(bits * 1.06)
+        right = left + 0.037 * len(name) + 0.04
+        steps = sorted(range(-60, 61), key=lambda step: (abs(step), step))
+        places = (height + 0.012 * span * step for step in steps)
+        places = (each for each in places if bottom < each < top)
+        place = next((each for each in places if _is_free(taken, left, right, each, span)), height)
         taken.append((left, right, place))
-        axes.text(bits * 1.04, place, name, fontsize=8, verticalalignment="center")
+        line = {"arrowstyle": "-", "linewidth": 0.5, "alpha": 0.6, "shrinkA": 0, "shrinkB": 2}
+        at = bits * 1.06, place
+        axes.annotate(name, (bits, height), at, fontsize=8, verticalalignment="center", arrowprops=line)
+
+
+def _is_free(taken: list[tuple[float, float, float]], left: float, right: float, place: float, span: float) -> bool:
+    """Whether a name from `left` to `right` (log2 of bits) at this height covers no other."""
+    return all(right < start or end < left or abs(place - other) >= 0.05 * span for start, end, other in taken)

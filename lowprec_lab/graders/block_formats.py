@@ -121,27 +121,42 @@ def _compare_bytes(answer, case, amax: Tensor, fmt: Format, mode: str) -> None:
     case.same_bits(answer(amax, fmt, mode), exact.e8m0_scale(amax, fmt, mode))
 
 
-@check_for("e8m0_scale", weight=2)
-def magnitudes_where_scales_turn(answer, case):
-    """Every format and mode: powers of two, the largest value, half a step below a power, and float32 next to them."""
+def _magnitudes(answer, case, mode: str) -> None:
+    """Magnitudes where some mode turns to the next scale, and of all sizes, in one, two and no dimensions."""
     for fmt in _FORMATS:
-        for mode in _MODES:
-            _compare_bytes(answer, case, exact.tensor(turning_points(fmt, case.rng, case.count(60))), fmt, mode)
+        _compare_bytes(answer, case, exact.tensor(turning_points(fmt, case.rng, case.count(60))), fmt, mode)
+        bits = case.rng.integers(0, 0x7F800000, (case.count(4), 6)).astype(np.int32)
+        _compare_bytes(answer, case, torch.from_numpy(bits).view(torch.float32), fmt, mode)
+        _compare_bytes(answer, case, torch.tensor(float(case.rng.uniform(0.1, 900))), fmt, mode)
 
 
 @check_for("e8m0_scale")
-def magnitudes_of_all_sizes(answer, case):
-    """Every format and mode: magnitudes from 2^-149 to the largest float32, in one, two and no dimensions."""
-    for fmt in _FORMATS:
-        for mode in _MODES:
-            bits = case.rng.integers(0, 0x7F800000, (case.count(4), 6)).astype(np.int32)
-            _compare_bytes(answer, case, torch.from_numpy(bits).view(torch.float32), fmt, mode)
-            _compare_bytes(answer, case, torch.tensor(float(case.rng.uniform(0.1, 900))), fmt, mode)
+def magnitudes_in_floor(answer, case):
+    """Mode "floor", every format: powers of two, and float32 next to them; magnitudes from 2^-149 to the largest."""
+    _magnitudes(answer, case, "floor")
+
+
+@check_for("e8m0_scale")
+def magnitudes_in_ceil(answer, case):
+    """Mode "ceil", every format: powers of two, and float32 next to them; magnitudes from 2^-149 to the largest."""
+    _magnitudes(answer, case, "ceil")
+
+
+@check_for("e8m0_scale")
+def magnitudes_in_even(answer, case):
+    """Mode "even", every format: half a step below a power of two and next to it; magnitudes from 2^-149 on."""
+    _magnitudes(answer, case, "even")
+
+
+@check_for("e8m0_scale")
+def magnitudes_in_rceil(answer, case):
+    """Mode "rceil", every format: the largest value times a power and next to it; magnitudes from 2^-149 on."""
+    _magnitudes(answer, case, "rceil")
 
 
 @check_for("e8m0_scale")
 def zeros_subnormals_infinity_and_nan(answer, case):
-    """Zero, subnormal numbers on both sides of 2^-127 and of 448 * 2^-127, infinity, NaN."""
+    """Every format and mode: zero, subnormal numbers on both sides of 2^-127 and of 448 * 2^-127, infinity, NaN."""
     ends = [0.0, 2.0**-149, 2.0**-127, 2.0**-126, 1.5 * 2.0**-127, 3.4028234663852886e38, math.inf, math.nan]
     for fmt in _FORMATS:
         edge = oracle.max_finite(fmt) * np.ldexp(1.0, [-127, -126, -125])
@@ -174,6 +189,19 @@ def _ceil_of_log2(values):
 @misconception("e8m0_scale", "It takes log2 in float32, whose result is rounded: wrong next to powers of two.")
 def by_log2(amax, fmt, mode="floor"):
     return exact.e8m0_scale(amax, fmt, mode, floor=_floor_of_log2, ceil=_ceil_of_log2)
+
+
+@misconception(
+    "e8m0_scale", "It takes log2 in float32, of infinity as well, which gets byte 254 in floor and ceil, too."
+)
+def by_log2_of_infinity(amax, fmt, mode="floor"):
+    byte = by_log2(amax, fmt, mode)
+    return byte if mode == "even" else torch.where(amax.isposinf(), 254, byte).to(torch.uint8)
+
+
+@misconception("e8m0_scale", "Its even rounds nothing before it takes the exponent: that is floor.")
+def even_as_floor(amax, fmt, mode="floor"):
+    return exact.e8m0_scale(amax, fmt, mode, even=lambda sizes, bits: exact.floor_power(sizes))
 
 
 @misconception("e8m0_scale", "It leaves out emax: the largest number of a block comes to lie near 1, not near the top.")
@@ -501,8 +529,9 @@ _NVFP4_PARTS = ("codes", "scale", "tensor scale")
 
 def _compare_nvfp4(answer, case, x: Tensor, scale: float | None = None) -> None:
     given = () if scale is None else (torch.tensor(scale),)
-    got, want = answer(x, *given), exact.quantize_nvfp4(x, *given)
-    _same_parts(case, got, want, _NVFP4_PARTS, functools.partial(_nvfp4_block_of, x))
+    _same_parts(
+        case, answer(x, *given), exact.quantize_nvfp4(x, *given), _NVFP4_PARTS, functools.partial(_nvfp4_block_of, x)
+    )
 
 
 def _nvfp4_block_of(x: Tensor, part: str, index: int) -> str:
@@ -930,14 +959,15 @@ def _compare_step(answer, case, weight: Tensor, gradient: Tensor, moments: tuple
 
 
 def _alike(record, base: Tensor) -> np.ndarray:
-    """For naming: wrong numbers by how far they go, coarsely. An answer's float32 is not the float64 of the oracle.
+    """For naming: numbers by how far they go, coarsely. An answer's float32 is not the float64 of the oracle.
 
-    The offset keeps the limits between two classes away from simple ratios.
+    What is off by less than 2^-9 counts as right. The offset keeps limits of classes away from simple ratios.
     """
     got, want = ((each[0].detach().double() - base.double()).numpy().reshape(-1) for each in (record.got, record.want))
     with np.errstate(all="ignore"):
         ratio = np.clip(np.nan_to_num(got / want, nan=-9.0), -1e6, 1e6)
-    return np.where(record.wrong, np.floor(4 * ratio + 0.37), 1e9).astype(np.int64)[None]
+    off = record.wrong & ~(np.abs(ratio - 1) < 2.0**-9)
+    return np.where(off, np.floor(4 * ratio + 0.37), 1e9).astype(np.int64)[None]
 
 
 @check_for("adam_8bit_step", weight=2)
@@ -957,7 +987,7 @@ def steps_with_decay_and_eps(answer, case):
         for _ in range(case.count(1)):
             weight = torch.from_numpy(case.rng.normal(size=(3, 20)).astype(np.float32))
             moments, gradient = some_moments(case.rng, 3, 20), some_gradient(case.rng, 3, 20)
-            _compare_step(answer, case, weight, gradient, moments, 2, 0.03, (0.5, 0.75), eps, decay)
+            _compare_step(answer, case, weight, gradient, moments, 2, 0.25, (0.5, 0.75), eps, decay)
 
 
 @check_for("adam_8bit_step")
@@ -1031,8 +1061,14 @@ def after_rounding(
     weight, gradient, m_codes, m_scale, r_codes, r_scale, step, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
 ):
     return exact.adam_8bit_step(
-        weight, gradient, m_codes, m_scale, r_codes, r_scale, step, lr, betas, eps, weight_decay, after=True
-    )
+        weight, gradient, m_codes, m_scale, r_codes, r_scale, step, lr, betas, eps, weight_decay, after=True,
+        root=_root_of_torch,
+    )  # fmt: skip
+
+
+def _root_of_torch(v):
+    """Not correctly rounded: next to a tie the code that is kept, and then the weight, may be another one."""
+    return exact.tensor(v).sqrt().numpy()
 
 
 @misconception(
