@@ -776,7 +776,7 @@ def c_overlooks_nan():
     return changed(exact.Q8_0_IN_C, (" || isnan(size)", ""), ("roundf(v)", "(isnan(v) ? 0 : roundf(v))"))
 
 
-@misconception("q8_0_in_c", "It reads a float too far: is it b <= blocks, or k <= BLOCK?")
+@misconception("q8_0_in_c", "It reads a float too far: a loop, over blocks or in a block, has a turn too many.")
 def c_one_block_too_far():
     return changed(exact.Q8_0_IN_C, ("b < blocks", "b <= blocks"))
 
