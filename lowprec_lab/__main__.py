@@ -169,10 +169,10 @@ def train(options: argparse.Namespace) -> int:
     except RankError as error:
         return _leave(_failed(error) if error.tell else 1)
     except (RunError, DataError, TrainingError) as error:  # under torchrun the rank that has it first says it
-        return _failed(error) if getattr(error, "tell", _is_first_process()) else 1
+        return _leave(_failed(error) if getattr(error, "tell", _is_first_process()) else 1)
     except ValueError as error:  # a setting, or a precision, that cannot be
-        if not getattr(error, "tell", True):
-            return 2
+        if hasattr(error, "tell"):
+            _leave(_failed(error) if error.tell else 1)
         raise CommandError(str(error)) from error
     if _is_first_process():
         _print_json(result.as_dict()) if options.json else print(result.text())
@@ -180,7 +180,9 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _leave(status: int) -> int:
-    """End here and now: a thread of torch's that still waits for another process would not let Python end."""
+    """Under torchrun, end here and now: a thread of torch's that waits for another process would not let Python end."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return status
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

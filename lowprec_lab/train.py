@@ -415,16 +415,14 @@ def _processes(told: Settings) -> Iterator[Alone]:
     try:
         open_group(peers, "nccl" if on_gpus else "gloo")
         yield peers
-    except Exception as error:
+    except Exception as error:  # the group stays: to end it would wait, and let no thread run, for who is gone
         told_error = peers.failed(error)
         if told_error is error:
             raise
         raise told_error from error
-    finally:
-        gc.collect()  # what holds the group is in cycles of references
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        peers.leave()
+    gc.collect()  # what holds the group is in cycles of references
+    dist.destroy_process_group()
+    peers.leave()
 
 
 __all__ = ["RankError", "Result", "TrainingError", "resume_settings", "train"]
