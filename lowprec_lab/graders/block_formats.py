@@ -970,7 +970,7 @@ def _alike(record, base: Tensor) -> np.ndarray:
     return np.where(off, np.floor(4 * ratio + 0.37), 1e9).astype(np.int64)[None]
 
 
-@check_for("adam_8bit_step", weight=2)
+@check_for("adam_8bit_step", weight=2, by="error")
 def steps_with_exact_moments(answer, case):
     """betas of 1/2 and 3/4, numbers with few bits: what is kept bit for bit, but for a root; weights within 2^-20."""
     for shape, step in (((4,), 1), ((3, 40), 2), ((2, 150), 3), ((2, 2, 8), 10)):
@@ -980,7 +980,7 @@ def steps_with_exact_moments(answer, case):
             _compare_step(answer, case, weight, some_gradient(case.rng, *shape), moments, step, 0.25, (0.5, 0.75))
 
 
-@check_for("adam_8bit_step")
+@check_for("adam_8bit_step", by="error")
 def steps_with_decay_and_eps(answer, case):
     """A weight decay of 0.1 and of 0.5, an eps of 0.5 and of 2^-10."""
     for decay, eps in ((0.1, 1e-8), (0.5, 0.5), (0.0, 2.0**-10)):
@@ -990,7 +990,7 @@ def steps_with_decay_and_eps(answer, case):
             _compare_step(answer, case, weight, gradient, moments, 2, 0.25, (0.5, 0.75), eps, decay)
 
 
-@check_for("adam_8bit_step")
+@check_for("adam_8bit_step", by="error")
 def first_steps_and_small_gradients(answer, case):
     """Moments that are zero, gradients of about 2^-20, of 2^-40 and of zeros, in blocks that are whole or smaller."""
     for small in (0, -16, -36):
