@@ -156,7 +156,7 @@ def train(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in names() if getattr(options, name) is not None}
     from lowprec_lab.data import DataError
     from lowprec_lab.runs import RunError
-    from lowprec_lab.train import RankError, TrainingError, resume_settings, train
+    from lowprec_lab.train import PeerError, TrainingError, resume_settings, train
 
     shown = sys.stderr if options.json else sys.stdout
     try:
@@ -166,7 +166,7 @@ def train(options: argparse.Namespace) -> int:
             told, name, options.resume, options.overwrite, options.stop_at, progress=not options.json,
             say=lambda line: print(line, file=shown, flush=True),
         )  # fmt: skip
-    except RankError as error:
+    except PeerError as error:
         return _leave(_failed(error) if error.tell else 1)
     except (RunError, DataError, TrainingError) as error:  # under torchrun the rank that has it first says it
         return _leave(_failed(error) if getattr(error, "tell", _is_first_process()) else 1)

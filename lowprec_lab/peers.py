@@ -37,7 +37,7 @@ GRACE = 4.0  # seconds in which a rank ends by itself after another one has fail
 _COMMUNICATION = ("connection", "timed out", "timeout", "gloo", "nccl", "store", "socket", "broken pipe", "peer")
 
 
-class RankError(RuntimeError):
+class PeerError(RuntimeError):
     """A run of many ranks cannot go on. tell: whether this rank is the one that says so."""
 
     def __init__(self, text: str, tell: bool = True) -> None:
@@ -45,7 +45,7 @@ class RankError(RuntimeError):
         self.tell = tell
 
     def _render_traceback_(self) -> list[str]:
-        return [f"RankError: {self}"]
+        return [f"PeerError: {self}"]
 
 
 class Alone:
@@ -57,7 +57,7 @@ class Alone:
         """This rank begins `what` ("the gradients", say) at this step."""
 
     def agree(self, what: str, values: dict) -> None:
-        """All ranks have the same values, or RankError says which has others."""
+        """All ranks have the same values, or PeerError says which has others."""
 
     def failed(self, error: Exception) -> Exception:
         """Tell the others of an error; the error to raise instead, which names the rank that is to blame."""
@@ -83,7 +83,7 @@ class Peers(Alone):
     # Told by the run.
 
     def start(self) -> None:
-        """Tell the others that this rank is here, and wait until all are; RankError for those who do not come."""
+        """Tell the others that this rank is here, and wait until all are; PeerError for those who do not come."""
         self._beat(self._mine)
         self._watching.start()
         self._wait_for([f"beat/{rank}" for rank in range(self.world)], "has not joined")
@@ -104,7 +104,7 @@ class Peers(Alone):
                 raise self._fail(f"rank {rank} has {theirs}, and rank 0 has {ours}: all ranks need the same {what}")
 
     def failed(self, error: Exception) -> Exception:
-        if isinstance(error, RankError):
+        if isinstance(error, PeerError):
             return error
         if self._is_of_communication(error):
             return self._fail(self._who(error))
@@ -127,22 +127,22 @@ class Peers(Alone):
         main, until = dist.PrefixStore("lowprec", self._store), time.monotonic() + self.patience
         while not main.check(keys):
             if main.check(["failed"]):
-                raise RankError(_told(main), tell=False)
+                raise PeerError(_told(main), tell=False)
             if time.monotonic() > until:
                 missing = [key.rpartition("/")[2] for key in keys if not main.check([key])]
                 ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
                 raise self._fail(f"{ranks} {what} within {self.patience:g} seconds: it died, hangs, or started late")
             time.sleep(0.05)
 
-    def _fail(self, text: str) -> RankError:
+    def _fail(self, text: str) -> PeerError:
         """The run has failed: the first rank that says so says it for all."""
         self._until = min(self._until, time.monotonic() + GRACE)
         try:
             first = self._mine.compare_set("failed", "", f"{self.rank}:{text}").decode()
         except RuntimeError:  # the store is gone with the rank, or the launcher, that kept it
-            return RankError(text)
+            return PeerError(text)
         rank, _, text = first.partition(":")
-        return RankError(text, tell=int(rank) == self.rank)
+        return PeerError(text, tell=int(rank) == self.rank)
 
     def _is_of_communication(self, error: Exception) -> bool:
         text = str(error).lower()
@@ -256,7 +256,7 @@ def _end(text: str) -> None:
 def join(patience: float) -> Peers:
     """Find the other ranks by what torchrun, or a launcher like it, has put into the environment.
 
-    Raises RankError when the port is taken, when rank 0 cannot be reached, or when somebody does not come in time.
+    Raises PeerError when the port is taken, when rank 0 cannot be reached, or when somebody does not come in time.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host, port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "29500"))
@@ -278,11 +278,11 @@ def join(patience: float) -> Peers:
         )  # fmt: skip
     except dist.DistError as error:
         if "EADDRINUSE" in str(error):
-            raise RankError(
+            raise PeerError(
                 f"rank {rank} cannot start: port {port} is in use on this machine. End what uses it (an older run?), "
                 "or choose another one: torchrun --master-port, or MASTER_PORT"
             ) from error
-        raise RankError(unreachable) from error
+        raise PeerError(unreachable) from error
     finally:
         guard.cancel()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

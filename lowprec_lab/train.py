@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from lowprec_lab.data import Corpus, load_corpus
 from lowprec_lab.files import write_whole
-from lowprec_lab.peers import Alone, RankError, join, open_group
+from lowprec_lab.peers import Alone, PeerError, join, open_group
 from lowprec_lab.runs import Run, RunError, run_folder
 from lowprec_lab.settings import IDENTITY, Settings, SettingsError, changed, settings
 from lowprec_lab.trainer import Trainer, TrainingError, deterministic
@@ -99,7 +99,7 @@ def train(
     every line of the log; on_start: with the trainer before the first step (to hook something in).
 
     Raises RunError for a folder that cannot be used, WorkspaceError when it cannot be written (a full disk),
-    TrainingError when the loss is not finite, and RankError when another process has ended, hangs or was told something
+    TrainingError when the loss is not finite, and PeerError when another process has ended, hangs or was told something
     else; the newest checkpoint is then from before.
     """
     if stop_at is not None and stop_at < 1:
@@ -425,4 +425,4 @@ def _processes(told: Settings) -> Iterator[Alone]:
     peers.leave()
 
 
-__all__ = ["RankError", "Result", "TrainingError", "resume_settings", "train"]
+__all__ = ["PeerError", "Result", "TrainingError", "resume_settings", "train"]
