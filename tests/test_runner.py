@@ -523,7 +523,7 @@ def test_ctrl_c_keeps_what_is_done(room):
 def test_ctrl_c_waits_for_the_grade_that_is_being_written(room, here, monkeypatch):
     from lowprec_lab.grading.writer import Writer
 
-    stock = Writer._autograde
+    before, stock = signal.getsignal(signal.SIGINT), Writer._autograde
 
     def interrupted(self, student):
         stock(self, student)
@@ -535,7 +535,7 @@ def test_ctrl_c_waits_for_the_grade_that_is_being_written(room, here, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             grade(room)
     assert [path.stem for path in notes_of(room)] == graded_students(room) == ["ann", "ben"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     grade(room)
     assert graded_students(room) == list(STUDENTS)
 

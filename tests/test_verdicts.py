@@ -18,10 +18,10 @@ from lowprec_lab import formats
 from lowprec_lab.blanks import BLANKS
 from lowprec_lab.calls import same_data
 from lowprec_lab.formats import E4M3, FORMATS, FP32
-from lowprec_lab.graders import judging
+from lowprec_lab.graders import judging, reproduction
 from lowprec_lab.graders import run as running
 from lowprec_lab.graders.case import Case
-from lowprec_lab.graders.counterexample import bit_fields, tensor_text
+from lowprec_lab.graders.counterexample import bit_fields, line_of, tensor_text
 from lowprec_lab.graders.judging import grade
 from lowprec_lab.graders.registry import CHECKS, MISCONCEPTIONS
 from lowprec_lab.graders.run import run_checks
@@ -479,3 +479,11 @@ def test_what_a_scenario_was_handed_is_shown_under_its_own_names():
     labels = [row.label for row in verdict_on(wrong).rows]
     assert labels[:3] == ["table", "dtype", "op"]
     assert labels[3:-2] == ["dtypes"] * 2
+
+
+def test_a_row_without_numbers_is_a_row():
+    """An answer may be wrong on the amax of nothing, and a verdict shows that as any other row."""
+    nothing, one = torch.zeros(2, 0), torch.zeros(2, 1)
+    assert line_of(nothing, one, 1).shape == (0,)
+    assert reproduction._row_around(nothing, one, 1).shape == (1, 0)
+    assert line_of(one, nothing, 0) is None

@@ -88,7 +88,9 @@ def line_of(arg: object, want: object, index: int | None) -> Tensor | None:
         return None
     if arg.dim() == 0 or want.dim() == 0 or arg.shape[:-1] != want.shape[:-1] or arg.shape[-1] == want.shape[-1]:
         return None
-    return arg.reshape(-1, arg.shape[-1])[index // want.shape[-1]] if index < want.numel() else None
+    if index >= want.numel():
+        return None
+    return arg.reshape(want.numel() // want.shape[-1], arg.shape[-1])[index // want.shape[-1]]  # which may be empty
 
 
 def _element_row(label: str, element: object, code_format: Format | None) -> Row:

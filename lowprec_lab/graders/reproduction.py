@@ -141,7 +141,7 @@ def _row_around(arg: Tensor, want: Tensor, index: int) -> Tensor | None:
     """The row that result `index` is in, of as many dimensions as before; None where rows do not belong together."""
     if not (arg.dim() and want.dim()) or arg.shape[:-1] != want.shape[:-1] or index >= want.numel():
         return None
-    row = arg.reshape(-1, arg.shape[-1])[index // want.shape[-1]]
+    row = arg.reshape(want.numel() // want.shape[-1], arg.shape[-1])[index // want.shape[-1]]  # which may be empty
     return row.reshape((1,) * (arg.dim() - 1) + row.shape)
 
 
