@@ -308,7 +308,7 @@ def misconceptions_of(name):
 def wrong_students(name):
     """How many people hand in wrong answers: all there can be in chapter 01, and two in each other chapter.
 
-    (That every misconception costs points in the sandbox is tested in test_judge.py. Here they go through nbgrader.)
+    (That every misconception costs points is tested in test_judge.py. Here they go through nbgrader.)
     """
     return max(map(len, misconceptions_of(name).values())) if name == CHAPTERS[1].name else 2
 

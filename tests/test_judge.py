@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from misconceptions import NAMES, WRONG, in_notebook, label, verdict_on
+from misconceptions import NAMES, in_notebook, label, verdict_on
 from sandboxes import open_sandbox
 
 from lowprec_lab import blanks, chapters
@@ -151,15 +151,17 @@ def test_the_reference_gets_the_same_verdict(name, workers):
     assert said(verdict) == said(in_notebook(name, source)) == said(judge_source(BLANKS[name], source, {name: source}))
 
 
+# The rest of an exercise's take the same way as these; what is said of them in the notebook is looked at below.
+IN_SANDBOX = [wrong for name in NAMES for wrong in MISCONCEPTIONS[name][:3]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", WRONG, ids=label)
+@pytest.mark.parametrize("wrong", IN_SANDBOX, ids=label)
 def test_a_misconception_gets_the_same_verdict(wrong, workers):
     name, source = wrong.exercise, standing_alone(wrong)
     verdict = judge(BLANKS[name], {name: source}, workers)
     assert not verdict.passed
     assert said(verdict) == said(in_notebook(name, source))
-    original = verdict_on(wrong)  # of the function itself, nobody having looked for its name
-    assert (verdict.level, verdict.points, verdict.rows) == (original.level, original.points, original.rows)
     if wrong is MISCONCEPTIONS[name][0]:  # a terminal loads an answer in its own way, and then goes the same one
         assert said(verdict) == said(judge_source(BLANKS[name], source, {name: source}))
 
@@ -171,6 +173,9 @@ def test_nine_in_ten_misconceptions_are_named_and_none_falsely(name):
     named = 0
     for wrong in MISCONCEPTIONS[name]:
         verdict = in_notebook(name, standing_alone(wrong))
+        assert not verdict.passed
+        original = verdict_on(wrong)  # of the function itself, nobody having looked for its name
+        assert (verdict.level, verdict.points, verdict.rows) == (original.level, original.points, original.rows)
         assert verdict.misconception in ("", wrong.function.__name__)
         assert not verdict.misconception or verdict.sentences[0] == wrong.sentence
         named += bool(verdict.misconception)
