@@ -359,7 +359,7 @@ def restart():
     for name in NAMES:
         module = sys.modules[f"lowprec_lab.{BLANKS[name].module}"]
         blank = BLANKS[name]
-        declared = blanks.blank(blank.exercise, blank.points, blank.minutes, blank.uses, blank.unlocks)
+        declared = blanks.blank(blank.exercise, blank.points, blank.minutes, blank.uses, blank.unlocks, blank.language)
         setattr(module, name, declared(blank.contract))
 
 

@@ -1,6 +1,5 @@
 """Blocks of 32 against gguf-py's numpy, and answers in C under sanitizers and where there is no compiler."""
 
-import dataclasses
 import math
 import re
 import sys
@@ -199,8 +198,8 @@ def test_a_compiler_that_knows_no_such_processor_is_not_asked_for_it():
 
 @pytest.mark.parametrize("name", IN_C)
 def test_without_a_compiler_it_is_not_called_wrong(name, monkeypatch):
-    monkeypatch.setitem(judging.grade.__globals__, "find_compiler", lambda: None)
-    verdict = judging.grade(dataclasses.replace(BLANKS[name], language="C"), reference(name))
+    monkeypatch.setattr(judging, "find_compiler", lambda: None)
+    verdict = judging.grade(BLANKS[name], reference(name))
     assert "cannot be judged on this machine" in verdict.text()
     assert "There is no C compiler here" in verdict.text()
 
