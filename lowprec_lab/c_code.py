@@ -101,8 +101,7 @@ def run(
     CompilerMissingError; ValueError for an `x` of another kind.
     """
     raw, _ = _execute(text, function, x, block, block_bytes, SANITIZE if sanitize else (), seconds, repeats=1)
-    made = torch.from_numpy(np.frombuffer(raw, np.uint8).copy())
-    return made.reshape(*x.shape[:-1], x.shape[-1] // block * block_bytes)
+    return _as_rows(raw, x, block, block_bytes)
 
 
 def run_defined(text: str, function: str, x: Tensor, *, block: int = 32, block_bytes: int) -> Tensor:
@@ -122,6 +121,11 @@ def run_defined(text: str, function: str, x: Tensor, *, block: int = 32, block_b
             "level of optimization may give other bytes."
         )
         raise AnswerFailed("undefined", sentence) from None
+    return _as_rows(raw, x, block, block_bytes)
+
+
+def _as_rows(raw: bytes, x: Tensor, block: int, block_bytes: int) -> Tensor:
+    """The bytes of all blocks as those of the rows of x."""
     made = torch.from_numpy(np.frombuffer(raw, np.uint8).copy())
     return made.reshape(*x.shape[:-1], x.shape[-1] // block * block_bytes)
 

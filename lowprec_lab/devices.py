@@ -474,9 +474,10 @@ def _flags_in_sysctl(features: str) -> frozenset[str]:
 
 def find_compilers() -> dict[str, str | None]:
     """Paths of the C and the C++ compiler that torch and the exercises would call, or None."""
-    c = (os.environ.get("CC"), "cc", "gcc", "clang", "cl")
+    from lowprec_lab.c_code import find_compiler
+
     cxx = (os.environ.get("CXX"), "clang++" if platform.system() == "Darwin" else "g++", "cl")
-    return {"c": _first_program(c), "c++": _first_program(cxx)}
+    return {"c": find_compiler() or _first_program(["cl"]), "c++": _first_program(cxx)}
 
 
 def _first_program(names) -> str | None:
