@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -69,6 +69,7 @@ class Trainer:
             say(self.precision.note)
         self.sharded = settings.shard and self.world > 1
         self._travelling = self._shard(say) if self.sharded else []
+        self._found_inf = found_inf_of_ranks(say) if self.world > 1 else None
         self.optimizer = make_optimizer(self.model, settings)
         self._forward = torch.compile(self.model) if compiled else self.model
         if self.world > 1 and not self.sharded:
@@ -232,17 +233,20 @@ class Trainer:
         norm = nn.utils.get_total_norm(gradients)
         if self.sharded:
             norm = norm.full_tensor()
-        bad = None if math.isfinite(norm) else self._bad_gradient()
-        if bad:
-            self._last_bad = f"The gradient of {bad} was not finite at step {step}."
-        if not (bad and self._skips):
+        found = False
+        if not math.isfinite(norm):  # for all ranks alike: it is the norm of the whole
+            bad = self._bad_gradient()
+            self._last_bad = f"The gradient of {bad} was not finite at step {step}." if bad else self._last_bad
+            own = [sharding.local(each) for each in gradients]
+            found = self._found_inf(own) if self._found_inf else bad is not None
+        if not (found and self._skips):
             if self.settings.clip:
                 nn.utils.clip_grads_with_norm_(self._parameters, self.settings.clip, norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.update(bad is not None)
+        self.scaler.update(found)
         self.precision.after_step()
-        return float(norm), bad is not None
+        return float(norm), found
 
     def _bad_gradient(self) -> str | None:
         """The gradient that is not finite and was worked out first: backward goes from the last layer to the first.
@@ -252,13 +256,11 @@ class Trainer:
         return self._last_not_finite([(name, each.grad) for name, each in self.model.named_parameters()])
 
     def _last_not_finite(self, tensors: list[tuple[str, Tensor]]) -> str | None:
-        """The name of the last of these tensors that is not finite, in any shard of it; the same on all ranks.
-
-        Of a sharded gradient one rank has the bad number, and the others would take the step that it skips.
-        """
+        """The name of the last of these tensors that is not finite, in any shard of it; the same on all ranks."""
         bad = torch.tensor([not bool(sharding.local(each).isfinite().all()) for _, each in tensors], device=self.device)
         if self.sharded:
-            bad = all_reduce_found_inf(bad.float())
+            bad = bad.float()
+            dist.all_reduce(bad, dist.ReduceOp.MAX)
         names = [name for (name, _), is_bad in zip(tensors, bad.tolist(), strict=True) if is_bad]
         return names[-1] if names else None
 
@@ -284,10 +286,16 @@ class Trainer:
         return "Every layer of this process gives finite values: look at the loss itself, or at another process."
 
 
-def all_reduce_found_inf(found: Tensor) -> Tensor:
-    """What any rank has found: the largest of all ranks' numbers, 0.0 or 1.0 each."""
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found
+def found_inf_of_ranks(say: Callable[[str], None]) -> Callable[[list[Tensor]], bool]:
+    """Whether any rank's gradients are not all finite: the learner's exercise 14.2, or what stands in for it.
+
+    Of a sharded gradient one rank has the bad number, and the others would take the step that it skips.
+    """
+    from lowprec_lab.exercises import supply
+
+    supplied = supply("all_reduce_found_inf")
+    say(f"That all ranks skip the same steps is the work of {supplied.line}.")
+    return supplied.function
 
 
 @contextlib.contextmanager

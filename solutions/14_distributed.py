@@ -670,7 +670,7 @@ for ranks in (1, 2, 4):
 # torchrun --nproc-per-node 2 -m lowprec_lab train --preset baby --precision fp8
 # ```
 #
-# With `--shard` each process keeps its part of every weight, of its gradient and of the optimizer (FSDP2), and FP8 weights travel as codes, as in your exercise 14.7. Stop it with Ctrl-C and go on with `--resume`, with more processes or with fewer: a checkpoint is written in parts, and read by any number. If one of them dies or hangs, all end, and one of them says which it was, at which step, and why. On GPUs the same commands use NCCL.
+# With `--shard` each process keeps its part of every weight, of its gradient and of the optimizer (FSDP2), and FP8 weights travel as codes, as in your exercise 14.7. Whether all processes skip a step is then up to your `all_reduce_found_inf`: its MAX is left out in one line, and after the first bad step the parts of one weight belong to different models. Stop it with Ctrl-C and go on with `--resume`, with more processes or with fewer: a checkpoint is written in parts, and read by any number. If one of them dies or hangs, all end, and one of them says which it was, at which step, and why. On GPUs the same commands use NCCL.
 
 # %% [markdown]
 # ## A plan on paper

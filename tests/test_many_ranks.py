@@ -195,6 +195,8 @@ def overflowed(tmp_path_factory):
     cases = {"whole": {}, "sharded": {"shard": True}, "apart": {"shard": True, "agree": False}}
     done = launch(folder, *(("overflows", 2, {"to": to, "bad": bad, **case}) for to, case in cases.items()))
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the work of reference: all_reduce_found_inf (exercise 14.2)") == 2
+    assert done.stdout.count("the work of your all_reduce_found_inf (exercise 14.2)") == 1
     return sorted(map(int, bad)), {to: [torch.load(folder / f"{to}-{rank}.pt") for rank in range(2)] for to in cases}
 
 
@@ -209,7 +211,7 @@ def test_all_ranks_skip_the_same_steps(overflowed):
 
 
 def test_without_the_reduction_ranks_drift_apart(overflowed):
-    """Each rank then skips what it sees itself: the parts of one weight have taken different numbers of steps."""
+    """A learner's answer without the MAX: each rank skips what it sees itself, and weights are of different steps."""
     bad, came = overflowed
     skipped = [rank["skipped"] for rank in came["apart"]]
     assert skipped[0] != skipped[1]
