@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowprec_lab.capstone import ROLES, layout
+from lowprec_lab.capstone import REFERENCES, ROLES, SHARES, TARGET_LOSS, evaluate, layout
 from lowprec_lab.graders import capstone as grader
 from lowprec_lab.graders import capstone_oracle as exact
 from lowprec_lab.graders import capstone_run as run
@@ -248,3 +248,17 @@ def test_a_recipe_that_diverges_ends_early_and_says_where():
     assert result.loss != result.loss
     assert "diverged: the loss at step 1 is" in result.note
     assert len(result.history) < 5
+
+
+@pytest.mark.slow
+def test_the_reference_recipes_form_the_front():
+    """Below the knee each of them is on it, by more than chance; and none reaches the last goal."""
+    results = [evaluate(recipe) for recipe in REFERENCES]
+    points = torch.tensor([[each.share, each.loss] for each in results], dtype=torch.float64)
+    names = [results[each].name for each in exact.pareto_front(points)]
+    assert names[:3] == ["3 bits in products and on the wire", "4 bits in products", "MXFP8 everywhere"]
+    three, four, eight = (each.loss for each in results[:-4:-1])
+    assert three > four + 0.06
+    assert four > eight + 0.06
+    assert not any(each.share <= SHARES[-1] and each.loss <= TARGET_LOSS for each in results)
+    assert [each.share for each in results] == sorted((each.share for each in results), reverse=True)
