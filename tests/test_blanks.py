@@ -557,6 +557,7 @@ def test_the_released_pages_pass_nothing(tmp_path):
     assert check_answers(tmp_path)["passed"] == 0
 
 
+@pytest.mark.slow
 def test_the_solutions_pass_all():
     results = check_answers(references_folder())
     assert results["passed"] == results["total"] == len(NAMES) >= 11

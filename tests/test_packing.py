@@ -36,6 +36,7 @@ def test_only_chapters_up_to_the_one_are_packed(out):
     assert record == {"release": installed_release(), "through": "00_start"}
 
 
+@pytest.mark.slow
 def test_what_was_packed_passes_every_check(out):
     pack_references(CHAPTERS[-1], out)
     results = check_answers(out)

@@ -141,6 +141,7 @@ def test_nothing_is_done_twice(room, here, written):
     assert room.grades() == before
 
 
+@pytest.mark.slow
 def test_nbgrader_takes_the_verdicts_that_are_there(room, here, monkeypatch):
     """The writer must not judge again, which would take a sandbox of its own."""
     from lowprec_lab.grading import execute

@@ -340,6 +340,7 @@ def test_try_it_shows_the_difference(wrong):
     assert differ(tried(text, name, wrong.function), tried(text, name, reference(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_try_it_repeats_an_exception(name):
     def stumbles(*args, **kwargs):
@@ -350,6 +351,7 @@ def test_try_it_repeats_an_exception(name):
     assert tried(judged(name, stumbles).try_it, name, reference(name)) not in raised
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_knows_every_name_that_its_lines_to_try_use(name):
     lines = {verdict_on(wrong).try_it for wrong in MISCONCEPTIONS[name]}
