@@ -422,6 +422,7 @@ def test_html_escapes_every_part():
     assert "<img" not in verdict.html()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_html_needs_no_style_sheet(name):
     right, wrong = in_notebook(name, reference_source(name)), named_verdict(MISCONCEPTIONS[name][0])
