@@ -461,8 +461,8 @@ def _parser() -> argparse.ArgumentParser:
     training.epilog = (
         "Several processes: torchrun --nproc-per-node 4 -m lowprec_lab train ... Each takes its own batches; --shard "
         "gives each its part of the weights, too. When one of them dies, hangs for --patience seconds or comes late, "
-        "all end, and one says which it was, at which step, and why. --resume goes on with any number of them: "
-        "processes times --accumulate is what has to stay."
+        "all end, and one says which it was, at which step, and why. --resume goes on with any number of them "
+        "that can share a step's batches equally: processes times --accumulate stays."
     )
     training.add_argument("--name", metavar="NAME", help="of the run, in work/runs (default: preset-precision-recipe)")
     training.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")

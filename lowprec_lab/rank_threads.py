@@ -33,6 +33,9 @@ _END_S = 2.0  # that a thread gets to end, once it was told to
 class RanksDisagreeError(RuntimeError):
     """Ranks call different collectives, or one waits for another that has ended."""
 
+    def _render_traceback_(self) -> list[str]:
+        return [f"RanksDisagreeError: {self}"]
+
 
 @dataclass
 class _Meeting:

@@ -232,8 +232,9 @@ def pick_backend(ranks: int) -> str:
 def wire_bytes() -> int | None:
     """The bytes that this process has sent over all its TCP connections, as the kernel counts them; None elsewhere.
 
-    Between ranks of one machine gloo sends what it would send between two. Headers of gloo are counted, those of TCP
-    are not; what still waits in a buffer is not, so let a barrier come first. Linux only.
+    Between ranks of one machine gloo sends what it would send between two. Headers of gloo are counted; those of
+    TCP, and what TCP had to send again, are not. What still waits in a buffer is not, so let a barrier come first. On
+    Linux only.
     """
     if sys.platform != "linux":
         return None
@@ -243,7 +244,8 @@ def wire_bytes() -> int | None:
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(name))) as connection:
                     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent
+                    sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+                    total += sent - again
     return total
 
 

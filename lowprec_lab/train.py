@@ -111,7 +111,7 @@ def train(
         rank = peers.rank
         say = say if rank == 0 else _silent
         peers.agree("settings", {**_agreed(told), "stop_at": last})
-        state = _look(run, told, resume, overwrite, say, peers.world)
+        state, told = _look(run, told, resume, overwrite, say, peers.world)
         trainer = Trainer(told, corpus if corpus is not None else load_corpus(say), say)
         trainer.peers = peers
         if state is not None:
@@ -160,8 +160,8 @@ def resume_settings(name: str, given: dict) -> Settings:
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
-def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say, ranks: int) -> dict | None:
-    """The checkpoint to go on from, or None; says what changes. Nothing is written yet."""
+def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say, ranks: int) -> tuple[dict | None, Settings]:
+    """The checkpoint to go on from, or None, and what is told then; says what changes. Nothing is written yet."""
     if run.exists() and not resume and not overwrite:
         raise RunError(
             f"there is a run in {run.folder} already. Go on with it (--resume), begin it again (--overwrite), or "
@@ -169,8 +169,9 @@ def _look(run: Run, told: Settings, resume: bool, overwrite: bool, say, ranks: i
         )
     state = run.load(say) if resume else None
     if state is not None:
-        _compare(run, state, told, say, ranks)
-    return state
+        told = _with_steps_as_large(run, state, told, say, ranks)
+        _compare(run, state, told, say)
+    return state, told
 
 
 def _claim(run: Run, told: Settings, rank: int, clear: bool) -> None:
@@ -183,7 +184,29 @@ def _claim(run: Run, told: Settings, rank: int, clear: bool) -> None:
         run.write_settings(told)
 
 
-def _compare(run: Run, state: dict, told: Settings, say, ranks: int) -> None:
+def _with_steps_as_large(run: Run, state: dict, told: Settings, say, ranks: int) -> Settings:
+    """The settings with which a step is of as many batches as before, on another number of processes, too."""
+    before = state["settings"]["accumulate"]
+    had, has = state.get("ranks", ranks) * before, ranks * told.accumulate
+    if had == has:
+        return told
+    step = f"a step of the run in {run.folder} is {had} batches"
+    if told.accumulate not in (1, before):  # 1: nothing was said about it
+        raise RunError(
+            f"{step}, and {has} were asked for ({ranks} of processes times accumulate {told.accumulate}): that is "
+            "another run. Choose another --name"
+        )
+    if had % ranks:
+        fit = [count for count in range(1, had + 1) if had % count == 0]
+        raise RunError(
+            f"{step}, and {ranks} processes cannot have equally many of them. Go on with "
+            f"{', '.join(map(str, fit[:-1]))}{' or ' if fit[:-1] else ''}{fit[-1]}"
+        )
+    say(f"{step[0].upper()}{step[1:]}, so each of {ranks} processes has {had // ranks} of them now.")
+    return dataclasses.replace(told, accumulate=had // ranks)
+
+
+def _compare(run: Run, state: dict, told: Settings, say) -> None:
     """Refuse a checkpoint of another model; say what will differ from a run that was never stopped."""
     before = settings(**state["settings"])
     differences = changed(before, told)
@@ -195,16 +218,7 @@ def _compare(run: Run, state: dict, told: Settings, say, ranks: int) -> None:
             f"the checkpoint in {run.folder} is of another run: it has {was}, and {asked} was asked for. "
             "Choose another --name"
         )
-    had, has = state.get("ranks", ranks) * before.accumulate, ranks * told.accumulate
-    if had != has and before.accumulate != told.accumulate:
-        raise RunError(
-            f"the checkpoint in {run.folder} is of another run: a step of it is {had} batches, and {has} were asked "
-            f"for ({ranks} of processes times accumulate {told.accumulate}). Choose another --name"
-        )
-    if had != has:
-        keeps = f": --accumulate {had // ranks} keeps it" if had % ranks == 0 else ""
-        say(f"A step is {has} batches now, and was {had}{keeps}.")
-    kept = ("eval_every", "checkpoint_every", "sample", "tensorboard", "threads", "patience")
+    kept = ("accumulate", "eval_every", "checkpoint_every", "sample", "tensorboard", "threads", "patience")
     now = [f"{name} {old} → {new}" for name, (old, new) in differences.items() if name not in kept]
     if now:
         say(f"Changed since the checkpoint: {', '.join(now)}.")

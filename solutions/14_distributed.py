@@ -185,7 +185,7 @@ print(f"64 micro-batches: {in_bfloat16[-1]:.2%} off in BF16, {in_float32[-1]:.1e
 picture
 
 # %% [markdown]
-# The gradients that are added are the same BF16 numbers in both. What is lost, is lost by adding, and it becomes more with every micro-batch. (The exact sum is in float64.)
+# The gradients that are added are the same BF16 numbers in both. What is lost, is lost by adding, and it becomes more with every micro-batch. (The exact sum is in float64. Float32's error is far below one of its roundings, since most sums of BF16 numbers are exact in it; it grows, too.)
 #
 # ---
 # ## One rank overflows
@@ -313,10 +313,13 @@ with plots.style():
     for way, color in (("alone", plots.color_of(E5M2)), ("together", plots.color_of(FP32))):
         above.plot(ways[0][way]["apart"], color=color)
         above.text(121, ways[0][way]["apart"][-1], way, color=color, va="center", fontweight="bold")
-        below.plot(ways[0][way]["loss"], color=color, linestyle="--" if way == "alone" else "-")
+        below.plot(
+            ways[0][way]["loss"], color=color, linestyle="--" if way == "alone" else "-", zorder=3 - len(way) / 9
+        )
     above.set_ylabel("largest distance of two copies")
     above.set_title("One rank overflows at step 30")
     above.set_xlim(0, 138)
+    below.text(121, ways[0]["alone"]["loss"][-1], "both\n(alone: dashed)", va="center", fontsize=9)
     below.set_ylabel("loss")
     below.set_xlabel("step")
 for way in ways[0]:
@@ -416,19 +419,24 @@ check(all_reduce_amax)
 # %% [markdown]
 # With the right groups, every tensor has one scale. `quantize_part` is `quantize` with an amax that went through your `all_reduce_amax`: you will use it below. Here is a world of 8 ranks, tensor 2, pipeline 2. All ranks of a stage have parts of one weight, and each data shard has its own batch.
 #
-# **Predict first:** Megatron-LM [#442](https://github.com/NVIDIA/Megatron-LM/issues/442) reports ranks that drift apart in FP8: amaxes went over the wrong group. Which kind of group gives how many different scales, of the activation and of the weight of one stage? (1 is right.)
+# **Predict first:** Megatron-LM [#442](https://github.com/NVIDIA/Megatron-LM/issues/442) reports ranks that drift apart in FP8: amaxes went over the wrong group. Which kind of group gives how many different scales, of the activation and of the weight of one stage? (There should be 1, and it should be that of the whole tensor.)
 
 # %%
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(8, 16, generator=generator)
 weights = torch.randn(2, 12, 16, generator=generator)
-print("scales in stage 0     activation   weight")
+whole = [float(quantize(each, E4M3).scale) for each in (x, weights[0])]
+print("scales in stage 0    activation              weight")
 for kind in KINDS:
     of_x, of_weight = scales_by_kind(8, 2, 2, kind, x, weights)
-    print(f"amax over {kind:10} {len(set(of_x[:4])):11} {len(set(of_weight[:4])):9}")
+    of_others = [
+        "" if set(found[:4]) == {one} else "not the whole one's"
+        for found, one in zip((of_x, of_weight), whole, strict=True)
+    ]
+    print(f"amax over {kind:10} {len(set(of_x[:4])):2} {of_others[0]:20} {len(set(of_weight[:4])):2} {of_others[1]}")
 
 # %% [markdown]
-# Over "tensor" the two halves of a layer agree, and data shards do not: each copy of the model rounds in another way. Over "data" it is the other way round. "model" asks ranks of another layer. With delayed scaling (chapter 10) that is worse than it looks: the history of amaxes is a state that lives on, and two ranks that should have the same state have not.
+# Over "tensor" the two halves of a layer agree, and data shards do not: each copy of the model rounds in another way. Over "data" it is the other way round. Over "pipeline" everybody asks about other layers only. "model" has one scale for a weight, but two layers share it: whoever has small weights loses bits to the other. With delayed scaling (chapter 10) that is worse than it looks: the history of amaxes is a state that lives on, and two ranks that should have the same state have not.
 #
 # ---
 # ## How long is a gradient that nobody has?
@@ -552,6 +560,7 @@ if not sent:
 # | out | (M, N / ranks), with a gradient for both: what `Float8Linear` ("tensorwise") with the whole weight gives, cut |
 # | casts | x and weight to E4M3, the gradient that arrives to E5M2, one scale for each whole tensor |
 # | mind | `x` is whole, its amax needs nobody; weight and gradient are parts. The gradient of `x`: sum over ranks |
+# | given | from chapter 08, `float8_matmul(a, b)`, the product of two `Quantized`, and `transpose(q)`; `quantize_part(x, fmt, group)` |
 #
 # By hand, two ranks, x = (1, 1). Rank 0 has the weight (448, 1), rank 1 has (3, 5.3). The amax of the whole is 448, the scale 1. E4M3 near 5.3 has 5 and 5.5, so rank 1's output is 3 + 5.5 = **8.5**. With the scale of its own part, 448 / 5.3 = 84.5, it would be 3.03 + 5.3 = 8.33: nearer to 8.3, but not what one process computes.
 #
@@ -670,7 +679,7 @@ for ranks in (1, 2, 4):
 # torchrun --nproc-per-node 2 -m lowprec_lab train --preset baby --precision fp8
 # ```
 #
-# With `--shard` each process keeps its part of every weight, of its gradient and of the optimizer (FSDP2), and FP8 weights travel as codes, as in your exercise 14.7. Whether all processes skip a step is then up to your `all_reduce_found_inf`: its MAX is left out in one line, and after the first bad step the parts of one weight belong to different models. Stop it with Ctrl-C and go on with `--resume`, with more processes or with fewer: a checkpoint is written in parts, and read by any number. If one of them dies or hangs, all end, and one of them says which it was, at which step, and why. On GPUs the same commands use NCCL.
+# With `--shard` each process keeps its part of every weight, of its gradient and of the optimizer (FSDP2), and FP8 weights travel as codes, as in your exercise 14.7. Whether all processes skip a step is then up to your `all_reduce_found_inf`: its MAX is left out in one line, and after the first bad step the parts of one weight belong to different models. Stop it with Ctrl-C and go on with `--resume`, with more processes or with fewer: a checkpoint is written in parts, and read by any number. (A step stays as large: on half the processes each has twice as many batches, added up in float32.) If one of them dies or hangs, all end, and one of them says which it was, at which step, and why. torchrun prints much around it: read the line that begins with `lowprec-lab:`. If it says that an address is in use, another run has that port, and `--master-port 29501`, right after `torchrun`, takes another one. On GPUs the same commands use NCCL.
 
 # %% [markdown]
 # ## A plan on paper
@@ -687,7 +696,7 @@ for ranks in (1, 2, 4):
 #
 # Wire hides behind compute, but for a fifth of it (an assumption), and but for what takes longer than compute. The share of the forward pass that is computed again, and the sequences of a step, are assumptions too: what was published does not say them.
 #
-# Two numbers cannot be read off a data sheet: how long it takes to *launch* one more kernel, and how much more memory *traffic* the rest causes than counted. Each is fitted to one published measurement: the launch to a small layer, which FP8 makes slower (0.80), and the traffic to Llama-3 8B on 8 H100 (1.25).
+# Two numbers cannot be read off a data sheet: how long it takes to *launch* one more kernel, and how much more memory *traffic* the rest causes than counted. Each is fitted to one published speed-up, FP8 against BF16: the launch to that of a small layer, which FP8 makes slower (0.80), and the traffic to that of Llama-3 8B on 8 H100 (1.25).
 #
 # **Predict first:** those two say nothing about 70 billion parameters on 256 GPUs. Does FP8 bring more there, or less?
 
@@ -701,6 +710,8 @@ for figure in PUBLISHED:
     print(f"{figure.name:27} {figure.factor:9.2f} {said:10.2f} {off:>8}")
 
 # %% [markdown]
+# (A fitted number takes up whatever the count leaves out. A launch can be so cheap only if the next kernel is queued while one runs; and "the rest" reads and writes four times what it would have to if all of it were fused.)
+#
 # Figures are from torchao's README (both layers, and 8B on 8 GPUs) and from IBM and Meta's report on float8 and FSDP2 (all others; which of 128, 256 and 512 GPUs a line of its first table is from is our guess).
 #
 # All whole models are within ten points. One large *layer* is not: the model says too much. It takes FP8 products to reach the same share of their peak as BF16 ones, and on real GPUs they do not, since power runs out; and when that layer was measured, the compiler did not yet fuse its casts. A model of a machine that nobody has contradicted has not been looked at closely.
@@ -721,7 +732,7 @@ for model, plan in (
         print(f"{model.name:15} {'FP8' if fp8 else 'BF16':6}{shares} {cost.tokens_per_second:12,.0f}")
 
 # %% [markdown]
-# FP8 makes linear layers alone faster. Their share grows with the width, since their work grows with its square and everything else with the width itself. This is Amdahl's law, and no recipe gets around it. What FP8 saves in products it pays back in part as casts: see the column.
+# FP8 makes linear layers faster, and the gathering of their weights; nothing else. The share of linear layers grows with the width, since their work grows with its square and everything else with the width itself. This is Amdahl's law, and no recipe gets around it. What FP8 saves in products it pays back in part as casts: see the column.
 #
 # **Predict first:** from 8 GPUs to 10,000, each with the same batch: what does FP8 bring then?
 
@@ -729,9 +740,9 @@ for model, plan in (
 cost_model.picture()
 
 # %% [markdown]
-# A line begins where weights, gradients, moments and activations fit into 80 GB. Beyond one machine all lines run nearly level. With sharded weights each GPU receives the whole model twice in a step, however many GPUs there are, and sends its gradients once: the bytes of a GPU do not grow. What does grow is the number of hops. And what no count has in it: of ten thousand GPUs one fails every few hours, and all others wait for the slowest. That is what the first half of this chapter was for.
+# A line begins where weights, gradients, moments and activations fit into 80 GB. Where a line leaves its first machine, at 8 GPUs, wire no longer hides behind compute (of 8B's step it is a third then), and FP8 gains a little, since it gathers half the bytes. Beyond that all lines run nearly level. With sharded weights each GPU receives the whole model twice in a step, however many GPUs there are, and sends its gradients once: the bytes of a GPU do not grow. What does grow is the number of hops. And what no count has in it: of ten thousand GPUs one fails every few hours, and all others wait for the slowest. That is what the first half of this chapter was for.
 #
-# **Try it:** a cheaper network, with a tenth of the rate between machines. `dataclasses.replace(gpu, slow=5e9)` is that machine, and `cost_model.speedup(LLAMA_70B, Plan(512, sequences=2, recompute=1.0), ...)` says what FP8 brings on it. Why does that become 8/6, whatever FP8 does for the products?
+# **Try it:** a cheaper network, with a tenth of the rate between machines. `dataclasses.replace(gpu, slow=5e9)` is that machine, and `cost_model.speedup(LLAMA_70B, Plan(512, sequences=2, recompute=1.0), ...)` says what FP8 brings on it. Why does that come near 8/6, whatever FP8 does for the products?
 
 # %% [markdown]
 # ---

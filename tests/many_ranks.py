@@ -226,8 +226,9 @@ def _bytes_sent() -> int:
             continue
         with socket.socket(fileno=os.dup(int(entry.name))) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
-                total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 216)
+                sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+                total += sent - again
     return total
 
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 import training
 from many_ranks import launch
+from training import small
 
 from lowprec_lab.runs import Run, RunError
 from lowprec_lab.serving import load_run
+from lowprec_lab.train import _with_steps_as_large
 
 pytestmark = pytest.mark.slow
 
@@ -231,8 +233,8 @@ def went_on(tmp_path_factory):
     launches = []
     for kind, options in GOES_ON.items():
         launches.append(("trains", 1, {**options, "name": f"{kind}-whole", "accumulate": 4}))
-        launches += [("trains", ranks, {**options, "name": kind, "accumulate": 4 // ranks, "stop_at": stop,
-                                        "shard": shard, "resume": True}) for ranks, stop, shard in legs]  # fmt: skip
+        launches += [("trains", ranks, {**options, "name": kind, "stop_at": stop, "shard": shard, "resume": True})
+                     for ranks, stop, shard in legs]  # fmt: skip
     done = launch(folder, *launches, timeout=400)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
@@ -248,10 +250,22 @@ def test_a_sharded_run_goes_on_with_any_number_of_ranks(went_on, kind):
     for one, two in zip(whole, parts, strict=True):
         assert one["loss"] == pytest.approx(two["loss"], abs=near)
     assert said.count("Going on after step 4 of 12.") == len(GOES_ON)
+    for ranks, each in ((2, 2), (1, 4)):
+        assert f"{kind} is 4 batches, so each of {ranks} processes has {each} of them now." in said
     names = {path.name for path in (folder / kind).iterdir()}
     # The newest is of the two ranks, and the one before it of the one rank that was not sharded.
     assert names == {"settings.json", "log.jsonl", "checkpoint.sharded", "checkpoint.previous.pt", "sample.txt"}
     assert load_run(str(folder / kind), print)[0].training is False
+
+
+def test_a_step_stays_as_large_or_the_run_is_another(went_on):
+    folder, _ = went_on
+    run = Run(folder / "fp32")
+    with pytest.raises(RunError, match=r"is 4 batches, and 3 processes cannot .* Go on with 1, 2 or 4$"):
+        _with_steps_as_large(run, run.load(), small(), print, 3)
+    with pytest.raises(RunError, match="is 4 batches, and 6 were asked for .2 of processes times accumulate 3."):
+        _with_steps_as_large(run, run.load(), small(accumulate=3), print, 2)
+    assert _with_steps_as_large(run, run.load(), small(), print, 4).accumulate == 1
 
 
 def test_a_damaged_shard_gives_way_to_the_previous_checkpoint(went_on, capsys):
