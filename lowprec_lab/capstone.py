@@ -234,7 +234,7 @@ REFERENCES: tuple[dict, ...] = (
     ),
     _with("MXFP8 everywhere", _MX, **_MX_REST),
     _with("4 bits in products", _MX, **_in_blocks_of_16("E2M1"), **_MX_REST),
-    _with("3 bits in products and on the wire", _MX, **_THREE, wire=_THREE["gradients"], **_MX_REST),
+    _with("3 bits, on the wire too", _MX, **_THREE, wire=_THREE["gradients"], **_MX_REST),
 )  # fmt: skip
 
 

@@ -355,17 +355,24 @@ def picture_of(results, mine=None):
         axes.text(
             1.0, TARGET_LOSS, f"the loss to reach, {TARGET_LOSS}", ha="right", va="bottom", color=plots.color_of(E2M1)
         )
-        for each in shown:
+        for at, each in enumerate(shown):
             if math.isfinite(each.loss):
+                above = at not in front or each.loss > TARGET_LOSS  # where nothing is in the way
                 own = each is mine
                 color = plots.color_of(E4M3) if own else plots.color_of(BF16)
                 axes.plot(each.share, each.loss, "*" if own else "o", markersize=14 if own else 6, color=color)
                 axes.annotate(
-                    each.name, (each.share, each.loss), (6, 5), textcoords="offset points", color=color, fontsize=8
+                    each.name,
+                    (each.share, each.loss),
+                    (6, 5 if above else -13),
+                    textcoords="offset points",
+                    color=color,
+                    fontsize=8,
                 )
         axes.set_xlabel("bits, of float32's")
         axes.set_ylabel("loss on other text")
         axes.set_xlim(0, 1.15)
+        axes.margins(y=0.12)
         axes.set_title("Bits against loss, and the front")
     return picture
 

@@ -256,7 +256,7 @@ def test_the_reference_recipes_form_the_front():
     results = [evaluate(recipe) for recipe in REFERENCES]
     points = torch.tensor([[each.share, each.loss] for each in results], dtype=torch.float64)
     names = [results[each].name for each in exact.pareto_front(points)]
-    assert names[:3] == ["3 bits in products and on the wire", "4 bits in products", "MXFP8 everywhere"]
+    assert names[:3] == ["3 bits, on the wire too", "4 bits in products", "MXFP8 everywhere"]
     three, four, eight = (each.loss for each in results[:-4:-1])
     assert three > four + 0.06
     assert four > eight + 0.06
