@@ -10,6 +10,7 @@ AVX512_FP16, AMX-FP16); Arm architecture reference manual (FEAT_BF16, FEAT_FP16)
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
 import platform
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -30,8 +31,21 @@ OLDEST_TORCH = (2, 11)
 OK, NOTE, MISSING = "ok", "note", "missing"
 NATIVE, EMULATED, CANNOT = "native", "emulated", "cannot"
 
+
 _CPU_BF16 = {"amx_bf16": "AMX-BF16", "avx512_bf16": "AVX512_BF16", "bf16": "FEAT_BF16"}
 _CPU_FP16 = {"amx_fp16": "AMX-FP16", "avx512_fp16": "AVX512_FP16", "asimdhp": "FEAT_FP16"}
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for torch, inside; as many as before where count is 0."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

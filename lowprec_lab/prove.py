@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from lowprec_lab import __version__, fused
+from lowprec_lab.devices import threads
 from lowprec_lab.formats import FP32, Format, get_format
 from lowprec_lab.graders import rounding_oracle
 from lowprec_lab.graders.verdict import Row, Verdict
@@ -166,14 +167,10 @@ def prove(
     inputs = _inputs(limit)
     other = _other(fmt, mode, overflow, against)
     subject = _subject(fmt, mode, other.overflow, function)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # one thread for each worker, which share the inputs
-    try:
+    with threads(1):  # for each worker, which share the inputs
         started = time.monotonic()
         found, resumed = _compare_all(subject, other, inputs, _State.of(fmt, mode, other, subject, inputs), progress)
         seconds = time.monotonic() - started
-    finally:
-        torch.set_num_threads(threads)
     notes = [f"{resumed:,} inputs had been done before it was stopped."] if resumed else []
     return Proof(
         fmt, mode, other.overflow, against, subject.line, len(inputs), found.count, found.first, seconds, resumed, notes

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from lowprec_lab.data import Corpus, load_corpus
+from lowprec_lab.devices import threads
 from lowprec_lab.files import write_whole
 from lowprec_lab.peers import Alone, PeerError, join, open_group
 from lowprec_lab.runs import Run, RunError, run_folder
@@ -106,7 +107,7 @@ def train(
         raise SettingsError(f"stop_at is a step from 1 on, not {stop_at}")
     run = Run(run_folder(name or told.run_name))
     last = min(told.steps, stop_at or told.steps)
-    with _Stop() as stop, _processes(told) as peers, _threads(told), deterministic():
+    with _Stop() as stop, _processes(told) as peers, threads(told.threads), deterministic():
         stop.begin()
         rank = peers.rank
         say = say if rank == 0 else _silent
@@ -393,17 +394,6 @@ def _silent(_line: str) -> None:
 
 
 # --- threads and processes --------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _threads(told: Settings) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if told.threads:
-        torch.set_num_threads(told.threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -199,12 +199,10 @@ def test_an_answer_cannot_change_the_layout_that_is_counted():
 # --- the evaluation ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def few_steps():
+@pytest.fixture
+def few_steps(monkeypatch):
     """The evaluation with 8 steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "STEPS", 8)
-        yield
+    monkeypatch.setattr(run, "STEPS", 8)
 
 
 EVERYTHING = {

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from lowprec_lab import fused
 from lowprec_lab.blanks import current, load_chapters
 from lowprec_lab.block_formats import MX_FORMATS
+from lowprec_lab.devices import threads
 from lowprec_lab.formats import E2M1, E4M3
 from lowprec_lab.libraries import AbsentError, torchao_mx, torchao_mx_round_trip, torchao_nvfp4
 
@@ -37,12 +38,8 @@ def run(progress: bool = True, turns: int = TURNS, elements: int = ELEMENTS) -> 
     elements: of the tensor, a multiple of 2048; torchao gets half of it. The report also has `spread` (the smallest and
     the largest ratio), `nanoseconds` for each element (ours, theirs), and `left_out` with reasons.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         return _report(progress, turns, elements)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _report(progress: bool, turns: int, elements: int) -> dict:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from lowprec_lab import fused
 from lowprec_lab.blanks import current, load_chapters
+from lowprec_lab.devices import threads
 from lowprec_lab.float8_linear import RECIPES
 from lowprec_lab.libraries import AbsentError, torchao_linear
 
@@ -34,12 +35,8 @@ def run(progress: bool = True, turns: int = TURNS, sizes: tuple[int, int, int] =
     can be compiled. The report also has `ratios`, for every recipe each time over that of eager float32;
     `milliseconds`, of eager float32; and `left_out`, with reasons.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         return _report(progress, turns, sizes)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _report(progress: bool, turns: int, sizes: tuple[int, int, int]) -> dict:

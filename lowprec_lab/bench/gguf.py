@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from lowprec_lab import c_code
 from lowprec_lab.blanks import current, load_chapters
+from lowprec_lab.devices import threads
 from lowprec_lab.gguf_blocks import LAYOUTS
 from lowprec_lab.libraries import AbsentError, gguf_bytes
 
@@ -33,12 +34,8 @@ def run(progress: bool = True, turns: int = TURNS, rows: int = ROWS) -> dict:
     The report also has `nanoseconds` for each number, and `left_out` with reasons. rows: of 4096 numbers each.
     Raises AssertionError where a result is not gguf-py's.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         return _report(progress, turns, rows)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _report(progress: bool, turns: int, rows: int) -> dict:

@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from lowprec_lab.blanks import current, load_chapters
+from lowprec_lab.devices import threads
 from lowprec_lab.gpt import GPT, GPTConfig
 from lowprec_lab.inference import generate, make_caches, model_bytes, quantize_model
 from lowprec_lab.libraries import AbsentError, compressed_tensors_rows
@@ -29,12 +30,8 @@ def run(progress: bool = True, turns: int = TURNS, tokens: int = TOKENS, width: 
 
     The report also has `seconds`, and `left_out` with reasons. tokens: the context is as long.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         return _report(progress, turns, tokens, width)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _report(progress: bool, turns: int, tokens: int, width: int) -> dict:

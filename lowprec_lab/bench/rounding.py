@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lowprec_lab import fused
+from lowprec_lab.devices import threads
 from lowprec_lab.formats import E4M3
 
 ELEMENTS = 2**24
@@ -54,14 +55,10 @@ def run(progress: bool = True, elements: int = ELEMENTS, rounds: int = ROUNDS) -
     elements: of the tensor. rounds: at least 5. The report also has `spread` (smallest and largest of each figure),
     `nanoseconds` for each element by runner (median, smallest, largest), `absent` and `table`.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         absent: list[str] = []
         runners = list(_runners(elements, absent))
         times = _measure(runners, rounds, progress)
-    finally:
-        torch.set_num_threads(threads)
     ratios = {
         figure: [a / b for a, b in zip(times[over], times[under], strict=True)]
         for figure, (over, under) in FIGURES.items()

@@ -18,6 +18,7 @@ from torch import nn
 from lowprec_lab import fused
 from lowprec_lab.blanks import load_chapters
 from lowprec_lab.data import Corpus, Text, corpus_of, step_generator
+from lowprec_lab.devices import threads
 from lowprec_lab.gpt import GPT
 from lowprec_lab.libraries import AbsentError, torchao_training
 from lowprec_lab.precision import precision
@@ -70,9 +71,7 @@ def _race_fp8(told: Settings, left_out: dict[str, str]) -> dict[str, list[float]
     load_chapters()
     corpus = _corpus()
     eight = precision(FP8, compiled=told.compile, rows=told.batch * told.context)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         loops = {FP32: _BareLoop(told, corpus), FP8: _BareLoop(told, corpus, eight.convert)}
         try:
             loops[TORCHAO] = _BareLoop(told, corpus, lambda model: torchao_training(model, "tensorwise"))
@@ -85,8 +84,6 @@ def _race_fp8(told: Settings, left_out: dict[str, str]) -> dict[str, list[float]
                 loop.take_step(step)
                 if step > _WARM:
                     seconds[name].append(time.perf_counter() - started)
-    finally:
-        torch.set_num_threads(threads)
     return seconds
 
 

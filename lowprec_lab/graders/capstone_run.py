@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from lowprec_lab import fused
 from lowprec_lab.capstone import BATCH, FORMATS, INTEGERS, ROLES, SCALE_BITS, SIZE, STEPS, layout
 from lowprec_lab.capstone_text import tokens
+from lowprec_lab.devices import threads
 from lowprec_lab.formats import BF16, E4M3, FP32, TF32, Format
 from lowprec_lab.gpt import GPT
 
@@ -479,13 +480,8 @@ def evaluate(recipe: Recipe, progress: Callable[[int], None] | None = None) -> R
 
     progress: is called with the number of each step. It takes seconds: 2 for float32, up to 15 for casts everywhere.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.enable_grad():
-            loss, history, note = _train(recipe, progress)
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1), torch.enable_grad():
+        loss, history, note = _train(recipe, progress)
     bits = count_bits(recipe)
     return Result(recipe.name, loss, bits, share_of_float32(bits), tuple(history), note)
 
