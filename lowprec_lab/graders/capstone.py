@@ -155,6 +155,24 @@ def bits_rounded_down(cast, rows, columns):
     )  # fmt: skip
 
 
+@misconception("bits_of_cast", "It has bits for one number more than a codebook has: 16 numbers do fit into 4 bits.")
+def one_number_more(cast, rows, columns):
+    return exact.bits_of_cast(
+        cast, rows, columns,
+        code=lambda values: len(values).bit_length() if isinstance(values, list) else exact.code_bits(values),
+    )  # fmt: skip
+
+
+@misconception("bits_of_cast", "It divides all numbers by those of a block: a block does not go on in the next row.")
+def blocks_by_count(cast, rows, columns):
+    whole = exact.bits_of_cast({**cast, "scale": "none"}, rows, columns)
+    if cast.get("scale", "none") == "none":
+        return whole
+    height, width = exact.edges(cast.get("block", "tensor"), rows, columns)
+    second = 32 if cast["scale"] == "e4m3" else 0
+    return whole - (-rows * columns // (height * width)) * exact.SCALE_BITS[cast["scale"]] + second
+
+
 @misconception("bits_of_cast", "It swaps rows and columns: a row of numbers gets the scales of a column.")
 def rows_for_columns(cast, rows, columns):
     other = {"row": "column", "column": "row"}
@@ -195,7 +213,8 @@ def a_recipe(rng: np.random.Generator, overrides: int, steps: int) -> dict:
 def _compare_roles(answer, case, recipe: dict, steps: int) -> None:
     shapes = {role: _LAYERS[role] for role in case.rng.permutation(list(_LAYERS))[: case.rng.integers(1, 4)].tolist()}
     want = torch.tensor(list(exact.bits_of_recipe(recipe, shapes, steps).values()))
-    case.same_bits(answer.run(bits_by_role, json.dumps(recipe), json.dumps(shapes), steps), want)
+    got = answer.run(bits_by_role, json.dumps(recipe), json.dumps(shapes), steps)
+    case.same_bits(got, want, about=lambda index: f"the bits of the {list(shapes)[index]}")
 
 
 @check_for("bits_of_recipe")
@@ -254,6 +273,14 @@ def every_layer(recipe, shapes, steps):
     return exact.bits_of_recipe(recipe, shapes, steps, holds=holds)
 
 
+@misconception("bits_of_recipe", "An override that names no layer holds for none; it should hold for all of its role.")
+def no_layer_is_none(recipe, shapes, steps):
+    def holds(override, role, layer, step, all_steps):
+        return override.get("layer") == layer and exact.applies(override, role, layer, step, all_steps)
+
+    return exact.bits_of_recipe(recipe, shapes, steps, holds=holds)
+
+
 @misconception("bits_of_recipe", "It counts the first step, and multiplies by the number of steps.")
 def first_step_for_all(recipe, shapes, steps):
     return {role: bits * steps for role, bits in exact.bits_of_recipe(recipe, shapes, 1).items()}
@@ -270,8 +297,8 @@ def every_role(recipe, shapes, steps):
 # --- 15.3 emulate_cast ------------------------------------------------------------------------------------------------
 
 
-def _compare_cast(answer, case, x: Tensor, cast: dict) -> None:
-    drawn = noise(case.rng, *x.shape)
+def _compare_cast(answer, case, x: Tensor, cast: dict, drawn: Tensor | None = None) -> None:
+    drawn = noise(case.rng, *x.shape) if drawn is None else drawn
     got = answer.run(emulated, x, json.dumps(cast), drawn)
     case.same_bits(got, exact.emulate_cast(x, cast, drawn))
 
@@ -306,6 +333,10 @@ def at_random(answer, case):
             _compare_cast(answer, case, numbers(case.rng, 3, 8), a_cast(case.rng, values, rounding="stochastic"))
     grid = torch.from_numpy(case.rng.integers(-3, 4, (3, 8)).astype(np.float32))
     _compare_cast(answer, case, grid, {"values": "E2M1", "rounding": "stochastic"})
+    quarters = torch.from_numpy((case.rng.integers(-12, 13, (3, 8)) / 4).astype(np.float32))
+    as_far = torch.from_numpy((case.rng.integers(0, 4, (3, 8)) / 4).astype(np.float32))
+    for values in ("E2M1", [-3.0, -1.0, 0.0, 1.0, 3.0]):  # noise that is what it is compared with
+        _compare_cast(answer, case, quarters, {"values": values, "rounding": "stochastic"}, as_far)
 
 
 @check_for("emulate_cast")
@@ -314,6 +345,9 @@ def ties_and_tiny_numbers(answer, case):
     halves = torch.from_numpy((case.rng.integers(-12, 13, (3, 12)) / 4).astype(np.float32))
     for values in ("E2M1", "E2M3", [-2.0, -1.0, 0.0, 0.5, 1.0, 3.0], [-3.0, -1.5, 0.5, 2.0]):
         _compare_cast(answer, case, halves, {"values": values})
+    near = (1 + np.arange(-2, 4) * 2.0**-23).astype(np.float32)  # no float32 is half-way between two of them
+    book = sorted({-2.0, *near[case.rng.permutation(6)[:3]].astype(float).tolist(), 1.5})
+    _compare_cast(answer, case, torch.from_numpy(near.reshape(2, 3)), {"values": book})
     sevens = torch.from_numpy((case.rng.integers(-14, 15, (2, 6)) / 2).astype(np.float32))
     sevens[:, 0] = 7
     _compare_cast(answer, case, sevens, {"values": "int4", "scale": "float32", "block": "row"})
@@ -368,6 +402,46 @@ def ties_go_up(x, cast, noise):
     return exact.emulate_cast(x, cast, noise, tie_up=True)
 
 
+@misconception(
+    "emulate_cast", "It goes up where the noise is *equal* to the part of the way, too: noise of 0 moves values."
+)
+def up_when_equal(x, cast, noise):
+    def as_well(values, z, drawn):
+        return exact.at_random(values, z, np.nextafter(drawn, np.float32(-1)))
+
+    return exact.emulate_cast(x, cast, noise, random=as_well)
+
+
+@misconception(
+    "emulate_cast", "Half-way between two numbers of a codebook is worked out in float32, and is one of them."
+)
+def halfway_in_float32(x, cast, noise):
+    return exact.emulate_cast(x, cast, noise, halfway_of=np.float32)
+
+
+@misconception("emulate_cast", "It rounds e8m0 scales to the nearest power of two: the largest numbers can be cut off.")
+def power_of_two_nearby(x, cast, noise):
+    def nearby(scale):
+        with np.errstate(divide="ignore"):
+            power = np.exp2(np.maximum(np.rint(np.log2(scale.astype(np.float64))), -127))
+        return np.where(scale > 0, power, 0).astype(np.float32)
+
+    return exact.emulate_cast(x, cast, noise, stored={**exact.STORED, "e8m0": nearby})
+
+
+@misconception("emulate_cast", "The second scale is made of the largest number, and not of the largest scale.")
+def second_of_the_numbers(x, cast, noise):
+    second = np.abs(x.numpy()).max() / np.float32(448)
+
+    def stored(scale):
+        if second == 0:
+            return np.zeros_like(scale)
+        under = np.minimum(scale / second, np.float32(448)).astype(np.float64)
+        return exact.nearest("E4M3", under).astype(np.float32) * second
+
+    return exact.emulate_cast(x, cast, noise, stored={**exact.STORED, "e4m3": stored})
+
+
 @misconception("emulate_cast", "It returns z, rounded, and does not multiply by the scale again.")
 def not_scaled_back(x, cast, noise):
     return exact.emulate_cast(x, cast, noise, back=False)
@@ -391,7 +465,7 @@ def _compare_fronts(answer, case, points: np.ndarray) -> None:
     got, right = answer(x), exact.pareto_front(x)
     if _are_numbers_of(got, len(x)):
         got, right = _places(got, len(x)), _places(right, len(x))
-    case.same_bits(got, right)
+    case.same_bits(got, right, about=lambda index: f"where point {index} is in the result; -1: it is not")
 
 
 def _are_numbers_of(got: object, count: int) -> bool:
@@ -457,6 +531,11 @@ def keeps_nan(points):
     return torch.tensor(sorted(kept, key=lambda at: (np.nan_to_num(points[at, 0].item()), at)), dtype=torch.int64)
 
 
+@misconception("pareto_front", "Points that are equal beat each other, and all of them go.")
+def equals_beat_each_other(points):
+    return exact.pareto_front(points, lambda one, other: bool((one <= other).all()))
+
+
 @misconception("pareto_front", "It keeps the corners of the convex hull alone: points of the front between them go.")
 def hull_alone(points):
     kept: list[int] = []
@@ -495,7 +574,10 @@ def _compare_codebooks(answer, case, samples: np.ndarray, size: int) -> None:
     close = abs(error - best) <= 1e-9 * best + 1e-12 * float((wide**2).sum())
     ascending = bool((got[1:] >= got[:-1]).all())
     want = torch.tensor([best, 1.0], dtype=torch.float64)
-    case.same_bits(torch.tensor([best if close else error, float(ascending)], dtype=torch.float64), want)
+    found = torch.tensor([best if close else error, float(ascending)], dtype=torch.float64)
+    case.same_bits(
+        found, want, about=lambda index: ("the sum of squared errors", "whether the numbers go up (1: they do)")[index]
+    )
 
 
 @check_for("fit_codebook")
@@ -527,6 +609,7 @@ def as_many_numbers_as_samples(answer, case):
         _compare_codebooks(answer, case, np.concatenate([samples, samples[:3]]), 7)
         _compare_codebooks(answer, case, samples, 1)
         _compare_codebooks(answer, case, samples + 50, 3)
+        _compare_codebooks(answer, case, case.rng.normal(size=60) + 1000, 8)
 
 
 @misconception("fit_codebook", "Its numbers lie at equal distances, from the smallest sample to the largest.")
@@ -569,6 +652,13 @@ def lloyd_from_equal_distances(samples, size):
 @misconception("fit_codebook", "It counts samples that are equal once: how often a number occurs plays no part.")
 def each_once(samples, size):
     return exact.fit_codebook(samples.unique(), size)
+
+
+@misconception(
+    "fit_codebook", "Its running sums are float32: squares of samples far from 0 leave nothing of the errors."
+)
+def sums_in_float32(samples, size):
+    return exact.fit_codebook(samples, size, sums_in=np.float32)
 
 
 @misconception("fit_codebook", "Each piece is represented by its median, which is best for absolute errors.")
@@ -639,14 +729,14 @@ def no_more_bits_than_bfloat16(answer, case):
 
 
 @check_for("design_recipe", weight=2, limit_s=_LIMIT_S)
-def fewer_bits_than_fp8(answer, case):
-    """It trains with at most 0.4 of float32's bits: fewer than with FP8 in products alone."""
+def fewer_bits_than_mxfp8(answer, case):
+    """It trains with at most a quarter of float32's bits: fewer than MXFP8 everywhere."""
     _compare_share(answer, case, SHARES[1])
 
 
 @check_for("design_recipe", weight=2, limit_s=_LIMIT_S)
-def fewer_bits_than_mxfp8(answer, case):
-    """It trains with at most a quarter of float32's bits: fewer than MXFP8 everywhere."""
+def fewer_bits_than_4_in_products(answer, case):
+    """It trains with at most 0.16 of float32's bits: fewer than 4 bits in products and 8 in the rest."""
     _compare_share(answer, case, SHARES[2])
 
 
@@ -702,7 +792,7 @@ question_for(
     "15.B",
     31,
     "31: 1.75 * 2^15 / 2^-16 = 1.75 * 2^31. int8 has less than 2^7.",
-    "Divide: exponents subtract.",
+    "Divide: exponents subtract. The answer is the exponent, a whole number, and not the factor itself.",
     {-1: "15 - (-16) is not 15 - 16.", 32: "1.75 is below 2: it does not make another binade."},
 )
 question_for(

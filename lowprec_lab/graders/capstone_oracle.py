@@ -82,11 +82,11 @@ def largest(fmt: Format) -> float:
     return (2 - ulps * 2.0**-fmt.mantissa_bits) * 2.0 ** (field - fmt.bias)
 
 
-def nearest(values: str | list, z: np.ndarray, tie_up: bool = False) -> np.ndarray:
-    """float64 in, float64 out; z is within the range."""
+def nearest(values: str | list, z: np.ndarray, tie_up: bool = False, halfway_of=np.float64) -> np.ndarray:
+    """float64 in, float64 out; z is within the range. halfway_of: the dtype of what is between two codebook numbers."""
     if isinstance(values, list):
         book = np.array(values, np.float32).astype(np.float64)
-        halfway = (book[1:] + book[:-1]) / 2  # exact: two float32 and their sum are in float64
+        halfway = ((book[1:] + book[:-1]) / 2).astype(halfway_of)  # rounded once, to float64
         beyond = z[..., None] >= halfway if tie_up else z[..., None] > halfway
         return book[beyond.sum(-1)]
     step = steps_of(FORMATS[values], z) if values in FORMATS else 1.0
@@ -144,7 +144,7 @@ STORED = {"float32": lambda s: s, "bfloat16": to_bfloat16, "e8m0": to_power_of_t
 
 def emulate_cast(
     x: Tensor, cast: dict, noise: Tensor, stored=None, edge=edges, clipped: bool = True, tie_up: bool = False,
-    random=at_random, back: bool = True, top_of=None,
+    random=at_random, back: bool = True, top_of=None, halfway_of=np.float64,
 ) -> Tensor:  # fmt: skip
     """Block by block."""
     values, how, numbers = cast["values"], cast.get("scale", "none"), x.numpy()
@@ -171,7 +171,7 @@ def emulate_cast(
         z = np.where(scale > 0, numbers / np.where(scale > 0, scale, np.float32(1)), np.float32(0))
     z = np.clip(z.astype(np.float64), lowest, highest)
     stochastic = cast.get("rounding") == "stochastic"
-    found = random(values, z, noise.numpy()) if stochastic else nearest(values, z, tie_up)
+    found = random(values, z, noise.numpy()) if stochastic else nearest(values, z, tie_up, halfway_of)
     return torch.from_numpy(found.astype(np.float32) * (scale if back else np.float32(1)) + np.float32(0))
 
 
@@ -195,14 +195,14 @@ def error_of(codebook: np.ndarray, samples: np.ndarray) -> float:
     return float((np.abs(samples[:, None] - codebook[None, :]).min(1) ** 2).sum())
 
 
-def clusters(samples: np.ndarray, size: int) -> list[np.ndarray]:
+def clusters(samples: np.ndarray, size: int, sums_in=np.float64) -> list[np.ndarray]:
     """The sorted samples, cut into `size` pieces of the least squared error about their means.
 
     best[j] is the least error of the first j samples in so many pieces; the last piece begins where that is least.
     """
     x = np.sort(samples.astype(np.float64))
-    n, centred = len(x), x - x.mean()
-    sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (centred, centred**2))
+    n, centred = len(x), (x - (x.mean() if sums_in is np.float64 else 0)).astype(sums_in)
+    sums, squares = (np.concatenate([centred[:1] * 0, np.cumsum(each)]) for each in (centred, centred**2))
     first, end = np.arange(n)[:, None], np.arange(1, n + 1)[None, :]
     count = np.maximum(end - first, 1)
     within = squares[end] - squares[first] - (sums[end] - sums[first]) ** 2 / count
@@ -219,9 +219,9 @@ def clusters(samples: np.ndarray, size: int) -> list[np.ndarray]:
     return [x[:end], *reversed(pieces)]
 
 
-def fit_codebook(samples: Tensor, size: int, middle=np.mean) -> Tensor:
+def fit_codebook(samples: Tensor, size: int, middle=np.mean, sums_in=np.float64) -> Tensor:
     """The means of the best pieces."""
-    return torch.tensor([middle(piece) for piece in clusters(samples.numpy(), size)], dtype=torch.float32)
+    return torch.tensor([middle(piece) for piece in clusters(samples.numpy(), size, sums_in)], dtype=torch.float32)
 
 
 # --- 15.6 -------------------------------------------------------------------------------------------------------------

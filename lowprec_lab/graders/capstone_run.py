@@ -341,7 +341,7 @@ def _step(fmt: Format, x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _book(values: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """The codebook, and half-way between its neighbours (exact in float64). A tie goes to the lower value."""
+    """The codebook, and half-way between its neighbours, in float64. A tie goes to the lower value."""
     book = torch.tensor(values, dtype=torch.float32)
     return book, (book[1:].double() + book[:-1].double()) / 2
 

@@ -301,33 +301,36 @@ def with_weights_of_what_is_equal(samples, size):
 
 
 @other("design_recipe")
-def six_bits_everywhere(shapes, steps):
-    six = {"values": "E2M3", "scale": "e8m0", "block": [1, 32]}
-    eight = {"values": "E4M3", "scale": "e8m0", "block": [1, 32]}
+def less_on_the_wire(shapes, steps):
+    def cast(values, scale="e4m3", block=(1, 32), rounding="stochastic"):
+        return {"values": values, "scale": scale, "block": list(block), "rounding": rounding}
+
     return {
-        "name": "six bits in products",
-        "weights": six,
-        "activations": six,
-        "gradients": {**six, "values": "E3M2"},
-        "wire": eight,
-        "moment1": eight,
-        "moment2": {**eight, "values": "E5M2"},
-        "master": {"values": "BF16", "rounding": "stochastic"},
+        "name": "two bits on the wire",
+        "weights": cast("int4", rounding="nearest"),
+        "activations": cast("int4", rounding="nearest"),
+        "gradients": cast("E2M1"),
+        "wire": cast("int2"),
+        "moment1": cast("int3"),
+        "moment2": {**cast([4.0**-power for power in range(7, -1, -1)], "bfloat16"), "block": "row"},
+        "master": {**cast("int8", "bfloat16"), "block": "row"},
+        "overrides": [{"role": "gradients", "layer": "head", "cast": cast("int8")}],
     }
 
 
 @other("design_recipe")
-def four_bits_until_the_end(shapes, steps):
-    def block(values, size, scale, rounding="nearest"):
-        return {"values": values, "scale": scale, "block": [1, size], "rounding": rounding}
-
-    recipe = {role: block("E4M3", 32, "e8m0") for role in ("wire", "moment1", "moment2")}
-    recipe["moment2"] = block("E5M2", 32, "e8m0")
-    recipe["master"] = {"values": "BF16", "rounding": "stochastic"}
-    recipe["name"] = "four bits, and eight at the end"
-    recipe["overrides"] = []
-    for role in ("weights", "activations", "gradients"):
-        recipe[role] = block("E2M1", 16, "e4m3", "stochastic" if role == "gradients" else "nearest")
-        late = {"role": role, "from": steps * 3 // 4, "cast": block("E4M3", 32, "e8m0")}
-        recipe["overrides"].append(late)
+def eight_bits_at_the_end(shapes, steps):
+    recipe = {"name": "four bits, and eight in the last steps", "overrides": []}
+    for role in ("weights", "activations", "gradients", "wire", "moment1"):
+        late = role in ("gradients", "wire", "moment1")
+        values, rounding = (
+            ("E2M1", "stochastic") if role == "gradients" else ("int4", "stochastic" if late else "nearest")
+        )
+        recipe[role] = {"values": values, "scale": "e4m3", "block": [1, 16], "rounding": rounding}
+    for role in ("weights", "activations"):
+        eight = {"values": "E4M3", "scale": "e8m0", "block": [1, 32]}
+        recipe["overrides"].append({"role": role, "from": steps * 9 // 10, "cast": eight})
+    powers = [2.0**power for power in range(-15, 1)]
+    for role, values in (("moment2", powers), ("master", "int8")):
+        recipe[role] = {"values": values, "scale": "bfloat16", "block": "row", "rounding": "stochastic"}
     return recipe
