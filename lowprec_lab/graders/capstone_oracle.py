@@ -111,6 +111,11 @@ def at_random(values: str | list, z: np.ndarray, noise: np.ndarray) -> np.ndarra
     return np.where(noise < way, high, low)
 
 
+def at_random_or_equal(values: str | list, z: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Up where the noise is that part exactly, too."""
+    return at_random(values, z, np.nextafter(noise, np.float32(-1)))
+
+
 def magnitudes_at_random(values: str | list, z: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """The same for magnitudes, with the sign put back."""
     if isinstance(values, list):
