@@ -578,7 +578,7 @@ def _compare_codebooks(answer, case, samples: np.ndarray, size: int) -> None:
     )
 
 
-@check_for("fit_codebook")
+@check_for("fit_codebook", by="error")
 def a_few_samples(answer, case):
     """3 to 12 samples and 1 to 4 numbers: small enough to try everything."""
     for _ in range(case.count(10)):
@@ -586,7 +586,7 @@ def a_few_samples(answer, case):
         _compare_codebooks(answer, case, case.rng.normal(size=count) ** 3, int(case.rng.integers(1, 5)))
 
 
-@check_for("fit_codebook", weight=2)
+@check_for("fit_codebook", weight=2, by="error")
 def samples_of_every_kind(answer, case):
     """60 samples with few large ones, in heaps, of one sign, and many equal ones; 2 to 16 numbers."""
     rng = case.rng
@@ -599,7 +599,7 @@ def samples_of_every_kind(answer, case):
             _compare_codebooks(answer, case, repeated, size)
 
 
-@check_for("fit_codebook")
+@check_for("fit_codebook", by="error")
 def as_many_numbers_as_samples(answer, case):
     """As many numbers as there are different samples, and one number for all; samples far from 0."""
     for _ in range(case.count(2)):
@@ -684,7 +684,7 @@ def _result(text: object) -> capstone_run.Result | str:
         return str(error)
 
 
-@check_for("design_recipe")
+@check_for("design_recipe", by="training")
 def it_can_be_evaluated(answer, case):
     """What comes back is a recipe, and the same one when it is asked again."""
     texts = [answer.run(recipe_text, goal) for goal in (_VALID, _VALID)]
@@ -696,7 +696,7 @@ def it_can_be_evaluated(answer, case):
     case.same_bits(said, _VALID)
 
 
-@check_for("design_recipe", weight=3, limit_s=_LIMIT_S)
+@check_for("design_recipe", weight=3, limit_s=_LIMIT_S, by="training")
 def it_trains(answer, case):
     """The evaluation trains with it to the loss that is asked for."""
     result = _result(answer.run(recipe_text, _TRAINED))
@@ -721,19 +721,19 @@ def _compare_share(answer, case, most: float) -> None:
     case.same_bits(said, goal)
 
 
-@check_for("design_recipe", weight=2, limit_s=_LIMIT_S)
+@check_for("design_recipe", weight=2, limit_s=_LIMIT_S, by="training")
 def no_more_bits_than_bfloat16(answer, case):
     """It trains with at most half of float32's bits: what BF16 everywhere takes."""
     _compare_share(answer, case, SHARES[0])
 
 
-@check_for("design_recipe", weight=2, limit_s=_LIMIT_S)
+@check_for("design_recipe", weight=2, limit_s=_LIMIT_S, by="training")
 def fewer_bits_than_mxfp8(answer, case):
     """It trains with at most a quarter of float32's bits: fewer than MXFP8 everywhere."""
     _compare_share(answer, case, SHARES[1])
 
 
-@check_for("design_recipe", weight=2, limit_s=_LIMIT_S)
+@check_for("design_recipe", weight=2, limit_s=_LIMIT_S, by="training")
 def fewer_bits_than_4_in_products(answer, case):
     """It trains with at most 0.16 of float32's bits: fewer than 4 bits in products and 8 in the rest."""
     _compare_share(answer, case, SHARES[2])
