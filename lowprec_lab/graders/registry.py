@@ -13,7 +13,7 @@ from lowprec_lab.chapters import CHAPTERS
 class Check:
     """One check of an exercise: `function(answer, case)` draws inputs, calls the answer and compares.
 
-    by: what results are judged by, as a verdict says it: "bits", "error" where many results are as right, or "training".
+    by: what results are judged by, as a verdict says it: "bits", "error" where many are as right, or "training".
     last: whether it is tried only where an answer has passed all others.
     limit_s: seconds for it, where it takes longer than others by its nature; None: as all have.
     """
