@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -259,6 +260,7 @@ def scales_resumed_on_ranks(
 
     The state goes to a file and back, from the last rank of the first run to all of the second, which may have more or
     less of them. In between the first run lives on, and meets three bad steps.
+    ValueError where a state has something else than numbers, or not the same ones on ranks that have found the same.
     """
 
     def first(mine: str) -> str:
@@ -268,6 +270,9 @@ def scales_resumed_on_ranks(
         state = made.state_dict()
         for _ in range(3):
             made.update(True)
+        other = next((name for name, each in state.items() if not isinstance(each, int | float | list)), None)
+        if other is not None:
+            raise ValueError(f"state_dict() has {other!r}: {state[other]!r}, which is no number")
         return json.dumps(state)
 
     def second(mine: str) -> str:
@@ -275,7 +280,9 @@ def scales_resumed_on_ranks(
         made.load_state_dict(json.loads(state))
         return _scales_told(made, mine)
 
-    state = on_ranks(first, [(each,) for each in before])[-1]
+    state, *others = on_ranks(first, [(each,) for each in before])[::-1]
+    if len(set(before)) == 1 and any(each != state for each in others):
+        raise ValueError(f"state_dict() gives {state} on one rank, and {others[-1]} on another")
     return tuple(on_ranks(second, [(each,) for each in after]))
 
 
@@ -285,6 +292,17 @@ def _scales_told(scaler: object, steps: str) -> str:
         bad = scaler.update(step == "x")
         told.append(f"{scaler.scale:g}{' skip' if bad else ''}")
     return ", ".join(told)
+
+
+def refusal_of(function: Callable, world: int, tensor: int, pipeline: int, kind: str) -> str:
+    """What the ValueError of `rank_groups` has of what it should say, in words: the three numbers, or all kinds."""
+    try:
+        function(world, tensor, pipeline, kind)
+    except ValueError as error:
+        wanted = [str(each) for each in (world, tensor, pipeline)] if kind in KINDS else list(KINDS)
+        said = re.findall(r"-?\d+|[a-z]+", str(error))
+        return f"ValueError that has {', '.join(each for each in wanted if each in said) or 'none of them'}"
+    return "no error"
 
 
 def amaxes_on_ranks(function: Callable, groups: tuple, *amaxes: list[Tensor]) -> tuple[Tensor, ...]:
@@ -318,6 +336,8 @@ def clipped_on_ranks(
     def rank(mine: list[Tensor]) -> Tensor:
         held = [each.clone() for each in mine]
         norm = function(held, list(sharded), max_norm, _my_group(groups))
+        if not isinstance(norm, float):
+            raise TypeError(f"the norm is a float of Python, and not of type {type(norm).__name__}")
         return torch.cat([*(each.flatten() for each in held), torch.tensor([norm])])
 
     return tuple(on_ranks(rank, [(each,) for each in gradients]))

@@ -38,6 +38,7 @@ try:
         main_grads_on_ranks,
         quantize_part,
         rank_groups,
+        refusal_of,
         row_parallel_float8,
         row_parallel_on_ranks,
         scales_by_kind,

@@ -88,6 +88,7 @@ OF_ANOTHER_KIND = {
     "swaps_rows_and_columns", "swaps_the_sides_of_blocks",
     "amax_in_float32", "back_in_float32", "ReadsAllOfIt", "c_one_block_too_far", "c_does_not_pack",
     "tells_only_of_bad_news", "skips_ranks_without_gradients", "TellsOnlyOfBadNews", "does_not_fill_up",
+    "StateOfOneRank", "norm_as_a_tensor",
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class Record:
 
     problem: (kind, sentence) when the results cannot be compared at all; every element counts as wrong then, and `got`
     is empty. right: what `want` is called in a verdict. about: what to say of the element that is shown, from its
-    index: which part of a result it is, its block.
+    index: which part of a result it is, its block. parts: the names of several results.
     """
 
     call: Call
@@ -69,6 +69,7 @@ class Record:
     problem: tuple[str, str] | None = None
     right: str = "right"
     about: Callable[[int], str] | None = None
+    parts: tuple[str, ...] = ()
 
     @property
     def cases(self) -> int:
@@ -138,7 +139,8 @@ class Case:
         """Record whether `got` equals `want`: type, dtype and shape first, then every element's bits, NaN by class.
 
         show: how to display a result: a Format (its codes as bit strips) or a function from an element to text.
-        parts: names of the elements of a tuple result ("sign", "exponent", "mantissa").
+        parts: names of the elements of a tuple result ("sign", "exponent", "mantissa"); without `show`, a verdict has
+        the first one that differs.
         right: what `want` is called in a verdict: "right", or "at most" where it is a bound. about: a line for the
         verdict on the element with this index, where value and input do not say enough.
         """
@@ -153,11 +155,11 @@ class Case:
             # What came back is not kept: nobody shows it, and it may be large, for every call again. At least one
             # element counts as wrong, also where nothing was expected.
             wrong = np.ones(max(1, expected.shape[1]), bool)
-            record = Record(self.last_call, wants, (), wrong, expected, show, problem, right, about)
+            record = Record(self.last_call, wants, (), wrong, expected, show, problem, right, about, parts)
         else:
             tokens = np.stack([tokens_of(g) for g in gots])
             wrong = (tokens != expected).any(axis=0)
-            record = Record(self.last_call, wants, gots, wrong, tokens, show, None, right, about)
+            record = Record(self.last_call, wants, gots, wrong, tokens, show, None, right, about, parts)
         self.records.append(record)
 
     def raises(self, error: type[Exception], answer: Answer, *args: object, **kwargs: object) -> None:

@@ -6,13 +6,14 @@ import inspect
 import math
 import re
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lowprec_lab.blanks import Blank
 from lowprec_lab.calls import BIT_VIEWS
 from lowprec_lab.formats import FORMATS, Format
-from lowprec_lab.graders.case import Call, Record
+from lowprec_lab.graders.case import Call, Record, tokens_of
 from lowprec_lab.graders.verdict import Row
 
 _OWN_FORMAT = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
@@ -61,7 +62,9 @@ def _argument_names(blank: Blank, call: Call) -> list[str]:
 
 def result_rows(record: Record, index: int) -> list[Row]:
     """What came out for element `index`, "yours", and what is "right" (or "at most" right)."""
-    rows = []
+    rows, which = [], _first_that_differs(record, index)
+    if record.show is None and record.parts:
+        rows.append(Row("part", record.parts[which]))
     for label, results in (("yours", record.got), (record.right, record.want)):
         elements = [r.detach().reshape(-1)[index] if isinstance(r, Tensor) else r for r in results]
         if isinstance(record.show, Format):
@@ -69,8 +72,16 @@ def result_rows(record: Record, index: int) -> list[Row]:
         elif callable(record.show):
             rows.append(Row(label, record.show(*elements)))
         else:
-            rows.append(_element_row(label, elements[0], None))
+            rows.append(_element_row(label, elements[which], None))
     return rows
+
+
+def _first_that_differs(record: Record, index: int) -> int:
+    """Which of several results is wrong at an element: the first one, where there is but one."""
+    for which, (got, want) in enumerate(zip(record.got, record.want, strict=False)):
+        if not np.array_equal(tokens_of(got)[index], tokens_of(want)[index]):
+            return which
+    return 0
 
 
 def row_of(arg: object, want: object, index: int | None) -> Tensor | None:

@@ -20,6 +20,7 @@ from lowprec_lab.distributed import (
     gathered_on_ranks,
     main_grads_facts,
     main_grads_on_ranks,
+    refusal_of,
     row_parallel_on_ranks,
     scales_on_ranks,
     scales_resumed_on_ranks,
@@ -41,6 +42,11 @@ for _function in (
 TWO, FOUR, PAIRS, ACROSS = ((0, 1),), ((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0, 2), (1, 3))
 
 
+def _same_on_ranks(case, got: object, want: tuple) -> None:
+    """Compare what ranks have; a verdict shows the first rank that has something else."""
+    case.same_bits(got, want, parts=tuple(f"the result of rank {rank}" for rank in range(len(want))))
+
+
 def _ranks(groups: tuple) -> int:
     return sum(map(len, groups))
 
@@ -55,7 +61,7 @@ def some_inputs(rng: np.random.Generator, ranks: int, parts: int, n: int = 5) ->
 
 
 def _compare_mains(answer, case, groups: tuple, dtype: torch.dtype, inputs: Tensor) -> None:
-    case.same_bits(answer.run(main_grads_on_ranks, groups, dtype, inputs), exact.main_grads(groups, inputs))
+    _same_on_ranks(case, answer.run(main_grads_on_ranks, groups, dtype, inputs), exact.main_grads(groups, inputs))
 
 
 @check_for("accumulate_main_grads", weight=2)
@@ -93,7 +99,7 @@ def bytes_on_the_wire(answer, case):
         for parts in (1, 2, 4):
             inputs = some_inputs(case.rng, _ranks(groups), parts, 8)
             want = ("4 bytes for each number, 0 gradients left",) * _ranks(groups)
-            case.same_bits(answer.run(main_grads_facts, groups, torch.bfloat16, inputs), want)
+            _same_on_ranks(case, answer.run(main_grads_facts, groups, torch.bfloat16, inputs), want)
 
 
 def _averaged(totals: list[Tensor], group: object) -> list[Tensor]:
@@ -174,7 +180,8 @@ def adds_earlier_ones_again(model, batches, group=None):
 
 
 @misconception(
-    "accumulate_main_grads", "It divides after the sum over ranks: huge gradients become infinite in between."
+    "accumulate_main_grads",
+    "It divides after a sum (of micro-batches, or ranks): huge gradients become infinite in it.",
 )
 def divides_after_the_sum(model, batches, group=None):
     totals = exact.own_main_grads(model, batches, len(batches))
@@ -203,7 +210,7 @@ def _with(rng: np.random.Generator, value: float) -> list[Tensor | None]:
 
 
 def _found(answer, case, groups: tuple, *gradients: list[Tensor | None]) -> None:
-    case.same_bits(answer.run(found_on_ranks, groups, *gradients), exact.found(groups, gradients))
+    _same_on_ranks(case, answer.run(found_on_ranks, groups, *gradients), exact.found(groups, gradients))
 
 
 @check_for("all_reduce_found_inf", weight=2)
@@ -278,7 +285,7 @@ def first_rank_decides(gradients, group=None):
 
 @misconception(
     "all_reduce_found_inf",
-    "A rank that has found nothing returns at once: those that have wait for it in their collective.",
+    "A rank returns before the collective, by what it has found itself: the others wait for it in theirs.",
 )
 def tells_only_of_bad_news(gradients, group=None):
     return loss_scaling_oracle.found_nonfinite(gradients) and any(exact.flags(True, group))
@@ -315,7 +322,7 @@ def some_steps(rng: np.random.Generator, n: int, bad: float) -> str:
 
 
 def _scales(answer, case, settings: tuple, groups: tuple, *steps: str) -> None:
-    case.same_bits(answer.run(scales_on_ranks, groups, settings, *steps), exact.scales(settings, groups, steps))
+    _same_on_ranks(case, answer.run(scales_on_ranks, groups, settings, *steps), exact.scales(settings, groups, steps))
 
 
 @check_for("DistributedLossScaler", weight=2)
@@ -367,7 +374,7 @@ def runs_taken_up_on_other_ranks(answer, case):
           for _ in range(case.count(2))),
     ):  # fmt: skip
         want = exact.scales(settings, (tuple(range(len(after))),), after, before)
-        case.same_bits(answer.run(scales_resumed_on_ranks, settings, before, after), want)
+        _same_on_ranks(case, answer.run(scales_resumed_on_ranks, settings, before, after), want)
 
 
 @misconception(
@@ -459,6 +466,23 @@ class ForgetsTheCount(exact.DistributedLossScaler):
         super().load_state_dict({**state, "good": 0})
 
 
+@misconception("DistributedLossScaler", "The state has the scale alone: whoever takes it up begins both counts anew.")
+class ForgetsBothCounts(exact.DistributedLossScaler):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "good": 0, "patience": self.settings[4]})
+
+
+@misconception(
+    "DistributedLossScaler", "Its state has more than numbers that all ranks have: its group, or which rank it is."
+)
+class StateOfOneRank(exact.DistributedLossScaler):
+    def state_dict(self):
+        return {**super().state_dict(), "rank": dist.get_rank(self.group)}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({name: each for name, each in state.items() if name != "rank"})
+
+
 @misconception("DistributedLossScaler", "It asks all ranks there are, and not those of its group.")
 class AsksTheWorld(exact.DistributedLossScaler):
     def agree(self, found):
@@ -466,7 +490,8 @@ class AsksTheWorld(exact.DistributedLossScaler):
 
 
 @misconception(
-    "DistributedLossScaler", "A rank that has found nothing tells nobody: those that have wait for it for ever."
+    "DistributedLossScaler",
+    "A rank tells the others or not, by what it has found itself: others wait for it for ever.",
 )
 class TellsOnlyOfBadNews(exact.DistributedLossScaler):
     def agree(self, found):
@@ -500,9 +525,10 @@ def worlds_without_one(answer, case):
 def worlds_that_do_not_divide(answer, case):
     """8 ranks for 3 times 1, 2 times 3 and 16 times 1; numbers of 0 and below; kinds that there are not."""
     for world, tensor, pipeline in ((8, 3, 1), (8, 2, 3), (8, 16, 1), (12, 8, 1), (8, 0, 1), (8, 2, -2), (0, 1, 1)):
-        case.raises(ValueError, answer, world, tensor, pipeline, "data")
+        said = answer.run(refusal_of, world, tensor, pipeline, "data")
+        case.same_bits(said, f"ValueError that has {world}, {tensor}, {pipeline}")
     for kind in ("context", "Tensor", ""):
-        case.raises(ValueError, answer, 8, 2, 2, kind)
+        case.same_bits(answer.run(refusal_of, 8, 2, 2, kind), f"ValueError that has {', '.join(KINDS)}")
 
 
 @misconception(
@@ -549,6 +575,19 @@ def model_of_one_stage(world, tensor, pipeline, kind):
     return _kinds_of_its_own(world, tensor, pipeline, kind, {"model": (2,)})
 
 
+@misconception("rank_groups", "Its group of the model has the same part of each stage, and leaves out the other parts.")
+def model_of_one_part(world, tensor, pipeline, kind):
+    return _kinds_of_its_own(world, tensor, pipeline, kind, {"model": (0,)})
+
+
+@misconception("rank_groups", "What its ValueError says lacks the three numbers, or the kinds that there are.")
+def says_little(world, tensor, pipeline, kind):
+    try:
+        return exact.rank_groups(world, tensor, pipeline, kind)
+    except ValueError:
+        raise ValueError("it does not divide" if kind in KINDS else "no such kind") from None
+
+
 @misconception("rank_groups", "Its groups have the ranks that are alike in what they are named after.")
 def groups_what_is_alike(world, tensor, pipeline, kind):
     complement = {name: tuple(axis for axis in range(3) if axis not in axes) for name, axes in exact.VARY.items()}
@@ -580,7 +619,7 @@ def some_amaxes(rng: np.random.Generator) -> list[Tensor]:
 
 
 def _amaxes(answer, case, groups: tuple, *amaxes: list[Tensor]) -> None:
-    case.same_bits(answer.run(amaxes_on_ranks, groups, *amaxes), exact.largest(groups, amaxes))
+    _same_on_ranks(case, answer.run(amaxes_on_ranks, groups, *amaxes), exact.largest(groups, amaxes))
 
 
 @check_for("all_reduce_amax", weight=2)
@@ -622,7 +661,7 @@ def one_collective(answer, case):
                 of.append([three[kind] for kind in kinds])
             names = ("float32 ()", "float32 (2, 1)", "bfloat16 ()")
             told = f"{', '.join(names[kind] for kind in kinds)}; 1 collectives"
-            case.same_bits(answer.run(amax_facts, (tuple(range(ranks)),), *of), (told,) * ranks)
+            _same_on_ranks(case, answer.run(amax_facts, (tuple(range(ranks)),), *of), (told,) * ranks)
 
 
 def _pooled(amaxes, group, pool, *, clean=True, over_world=False) -> list[Tensor]:
@@ -681,6 +720,17 @@ def nan_is_zero(amaxes, group=None):
     return _pooled(amaxes, group, largest, clean=False)
 
 
+@misconception(
+    "all_reduce_amax", "It makes the largest finite number of infinity, as nan_to_num does unless it is told otherwise."
+)
+def infinity_is_finite(amaxes, group=None):
+    def largest(rows):
+        rows = torch.where(rows != rows, torch.inf, rows.clamp(max=torch.finfo(torch.float32).max))
+        return rows.amax(0)
+
+    return _pooled(amaxes, group, largest, clean=False)
+
+
 @misconception("all_reduce_amax", "It sends BF16: float32 amaxes are rounded on the way, and some downwards.")
 def sends_bfloat16(amaxes, group=None):
     return exact.all_reduce_amax([each.bfloat16().to(each.dtype) for each in amaxes], group)
@@ -708,7 +758,7 @@ def whole_gradients(rng: np.random.Generator, sharded: list[bool], ranks: int, s
 
 def _clipped(answer, case, groups: tuple, sharded: list[bool], max_norm: float, *gradients: list[Tensor]) -> None:
     want = exact.clipped(groups, sharded, max_norm, gradients)
-    case.same_bits(answer.run(clipped_on_ranks, groups, sharded, max_norm, *gradients), want)
+    _same_on_ranks(case, answer.run(clipped_on_ranks, groups, sharded, max_norm, *gradients), want)
 
 
 @check_for("clip_distributed", weight=2)
@@ -832,6 +882,11 @@ def clips_by_infinity(gradients, sharded, max_norm, group=None):
     return norm
 
 
+@misconception("clip_distributed", "It returns the norm as a tensor, where a float is asked for.")
+def norm_as_a_tensor(gradients, sharded, max_norm, group=None):
+    return torch.tensor(exact.clip_distributed(gradients, sharded, max_norm, group))
+
+
 @misconception("clip_distributed", "It divides the sum of squares by the number of ranks, as one does with gradients.")
 def mean_of_squares(gradients, sharded, max_norm, group=None):
     own = torch.tensor(exact.squares_of(gradients), dtype=torch.float64)
@@ -849,7 +904,7 @@ def some_weight(rng: np.random.Generator, rows: int, columns: int, dtype=torch.f
 
 
 def _gathered(answer, case, ranks: int, weight: Tensor, fmt=E4M3) -> None:
-    case.same_bits(answer.run(gathered_on_ranks, ranks, weight, fmt), exact.whole(ranks, weight, fmt))
+    _same_on_ranks(case, answer.run(gathered_on_ranks, ranks, weight, fmt), exact.whole(ranks, weight, fmt))
 
 
 @check_for("float8_all_gather", weight=2)
@@ -876,7 +931,7 @@ def bytes_that_are_sent(answer, case):
         (2, 32, 64, torch.float32), (4, 64, 16, torch.float32), (2, 64, 32, torch.bfloat16), (3, 48, 48, torch.float32)
     ):  # fmt: skip
         weight = some_weight(case.rng, rows, columns, dtype)
-        case.same_bits(answer.run(gathered_facts, ranks, weight, E4M3), exact.whole_facts(ranks, weight, E4M3))
+        _same_on_ranks(case, answer.run(gathered_facts, ranks, weight, E4M3), exact.whole_facts(ranks, weight, E4M3))
 
 
 def _of_codes(codes: Tensor, scale: Tensor, shard: Tensor, fmt) -> Quantized:
@@ -981,13 +1036,13 @@ def some_layer(rng: np.random.Generator, m: int, k: int, n: int) -> tuple[Tensor
 def _columns(answer, case, groups: tuple, m: int, k: int, n: int) -> None:
     x, weight, gradient = some_layer(case.rng, m, k, n)
     want = exact.columns(groups, x, weight, gradient)
-    case.same_bits(answer.run(column_parallel_on_ranks, groups, x, weight, gradient), want)
+    _same_on_ranks(case, answer.run(column_parallel_on_ranks, groups, x, weight, gradient), want)
 
 
 def _rows(answer, case, groups: tuple, m: int, k: int, n: int) -> None:
     x, weight, gradient = some_layer(case.rng, m, k, n)
     want = exact.rows(groups, x, weight, gradient)
-    case.same_bits(answer.run(row_parallel_on_ranks, groups, x, weight, gradient), want)
+    _same_on_ranks(case, answer.run(row_parallel_on_ranks, groups, x, weight, gradient), want)
 
 
 @check_for("column_parallel_float8", weight=2)
@@ -1038,6 +1093,14 @@ def rows_of_one_column(answer, case):
             _rows(answer, case, groups, m, k, n)
 
 
+@misconception(
+    "column_parallel_float8",
+    "It quantizes its part of weight and gradient as if they were whole (`quantize`): each rank has scales of its own.",
+)
+def column_own_scales(x, weight, group=None):
+    return exact.Parallel((), exact.COLUMN[1], group)(x, weight)
+
+
 @misconception("column_parallel_float8", "Each rank scales its part of the weight by its own amax.")
 def column_own_weight_scale(x, weight, group=None):
     return exact.Parallel(("gradient",), ("grad_x",), group)(x, weight)
@@ -1081,6 +1144,14 @@ def column_gradient_as_it_is(x, weight, group=None):
 @misconception("column_parallel_float8", "It talks to all ranks there are, and not to the group.")
 def column_over_the_world(x, weight, group=None):
     return exact.Parallel(*exact.COLUMN, None)(x, weight)
+
+
+@misconception(
+    "row_parallel_float8",
+    "It quantizes x and weight as if they were whole (`quantize`): each rank has scales of its own.",
+)
+def row_own_scales(x, weight, group=None):
+    return exact.Parallel((), exact.ROW[1], group)(x, weight)
 
 
 @misconception("row_parallel_float8", "Each rank scales its columns of x by their own amax.")
