@@ -238,7 +238,7 @@ check(all_reduce_found_inf)
 # | out | `update` returns whether the step is bad, for all alike: then nobody takes it; the attribute `scale`, a float |
 # | rule | bad: good steps are 0, the patience one less; at 0 or below, scale * backoff, at least min_scale. Good: one more; at growth_interval 0 again, scale * growth, and the patience is full again |
 # | mind | two ranks that overflow at once are *one* bad step; only growth refills the patience |
-# | state | as in 6.3: plain numbers, which later steps do not change. A run goes on on more ranks, or on less |
+# | state | as in 6.3: plain numbers, the same on all ranks, which later steps do not change. A run goes on on more ranks, or on less |
 #
 # By hand: scale 256, interval 3, patience 2.
 #

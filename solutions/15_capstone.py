@@ -383,7 +383,7 @@ print("on the front:", ", ".join(results[each].name for each in on_front))
 picture_of(results)
 
 # %% [markdown]
-# From float32 down to MXFP8, at 27 % of the bits, the front is level: what it loses there is less than chance. (Chance is about 0.03: other first weights, or another machine, move each point by so much. Which of the points on the right are on the front is luck.) Then it rises: below the knee every bit costs. FP8 with one scale for each tensor is beaten, by blocks with fewer bits. Between the knee and the point to its left there is room for you.
+# From float32 down to MXFP8, at 27 % of the bits, the front is level: what it loses there is less than chance. (Chance is about 0.03: other first weights, or another machine, move each point by so much. Which of the points on the right are on the front is luck.) Then it rises: below the knee every bit costs. FP8 with one scale for each tensor is beaten, by blocks with fewer bits. Left of the knee, and below the two points that are there, is room for you.
 #
 # ### What fails, and why
 #
