@@ -358,7 +358,7 @@ def picture_of(results, mine=None):
         )
         for at, each in enumerate(shown):
             if math.isfinite(each.loss):
-                above = at not in front or each.loss > TARGET_LOSS  # where nothing is in the way
+                above = each is mine or at not in front or each.loss > TARGET_LOSS  # where nothing is in the way
                 own = each is mine
                 color = plots.color_of(E4M3) if own else plots.color_of(BF16)
                 axes.plot(each.share, each.loss, "*" if own else "o", markersize=14 if own else 6, color=color)
