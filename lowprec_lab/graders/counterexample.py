@@ -63,7 +63,7 @@ def _argument_names(blank: Blank, call: Call) -> list[str]:
 def result_rows(record: Record, index: int) -> list[Row]:
     """What came out for element `index`, "yours", and what is "right" (or "at most" right)."""
     rows, which = [], _first_that_differs(record, index)
-    if record.show is None and record.parts:
+    if record.show is None and len(record.parts) > 1:
         rows.append(Row("part", record.parts[which]))
     for label, results in (("yours", record.got), (record.right, record.want)):
         elements = [r.detach().reshape(-1)[index] if isinstance(r, Tensor) else r for r in results]
