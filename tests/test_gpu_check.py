@@ -23,6 +23,8 @@ from lowprec_lab.gpu_check import Check, device, products, rules, training
 from lowprec_lab.gpu_check.timing import OutOfTimeError, countdown, reported, stop_after
 from lowprec_lab.scaled_mm import cast_before_2_13
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PARTS = ["machine", "products", "training", "rules"]
 HIDDEN = (
@@ -70,7 +72,6 @@ def bare(tmp_path_factory):
     return ran, json.loads((folder / "work" / "gpu-check.json").read_text())
 
 
-@pytest.mark.slow
 def test_it_runs_on_torch_and_numpy_alone(bare):
     ran, report = bare
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -151,6 +151,7 @@ def test_nbgrader_takes_the_verdicts_that_are_there(room, here, monkeypatch):
     assert graded_students(room) == list(STUDENTS)
 
 
+@pytest.mark.slow
 def test_who_hands_in_again_is_graded_again_and_nobody_else(room, here, written):
     grade(room)
     room.hand_in("cem", room.released())
