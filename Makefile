@@ -18,7 +18,7 @@ endif
 help:
 	@echo "make lab         set up (the first time) and open JupyterLab on chapter 00"
 	@echo "make test        set up and run everything: ruff and all tests, a browser's included"
-	@echo "make test-quick  the tests that need no browser and no patience (about 3 minutes)"
+	@echo "make test-quick  the tests that need no browser and no patience (under 3 minutes)"
 	@echo "make lint        ruff alone"
 	@echo "make notebooks   build notebooks/ from solutions/"
 	@echo "make bench       measure everything that has a stated bound"

@@ -344,10 +344,14 @@ results += compare(REFERENCES[3:])
 
 
 # %%
+def points_of(results):
+    return torch.tensor([[each.share, each.loss] for each in results], dtype=torch.float64)
+
+
 def picture_of(results, mine=None):
     """Share of the bits and loss of each recipe, with the front through them."""
     shown = [*results, mine] if mine is not None else results
-    points = torch.tensor([[each.share, each.loss] for each in shown], dtype=torch.float64)
+    points = points_of(shown)
     front = pareto_front(points)
     with plots.style():
         picture, axes = plots.figure(9, 4.2)
@@ -358,8 +362,8 @@ def picture_of(results, mine=None):
         )
         for at, each in enumerate(shown):
             if math.isfinite(each.loss):
-                above = each is mine or at not in front or each.loss > TARGET_LOSS  # where nothing is in the way
                 own = each is mine
+                above = own or at not in front or each.loss > TARGET_LOSS  # where nothing is in the way
                 color = plots.color_of(E4M3) if own else plots.color_of(BF16)
                 axes.plot(each.share, each.loss, "*" if own else "o", markersize=14 if own else 6, color=color)
                 axes.annotate(
@@ -378,8 +382,7 @@ def picture_of(results, mine=None):
     return picture
 
 
-on_front = pareto_front(torch.tensor([[each.share, each.loss] for each in results], dtype=torch.float64))
-print("on the front:", ", ".join(results[each].name for each in on_front))
+print("on the front:", ", ".join(results[each].name for each in pareto_front(points_of(results))))
 picture_of(results)
 
 # %% [markdown]

@@ -12,8 +12,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from pathlib import Path
 import torch
 
 from lowprec_lab import blanks
+from lowprec_lab.ranks import wire_bytes
 
 HERE = Path(__file__).resolve().parent
 
@@ -204,11 +203,11 @@ def _count_sent(sent: list) -> None:
     gather, reduce = dist.all_gather_single, dist.all_reduce
 
     def gathering(output, part, *args, **more):
-        before = _bytes_sent()
+        before = wire_bytes()
         work = gather(output, part, *args, **more)
         if work is not None:
             work.wait()
-        sent.append(("gather", part.numel() * part.element_size(), _bytes_sent() - before))
+        sent.append(("gather", part.numel() * part.element_size(), wire_bytes() - before))
         return work
 
     def reducing(tensor, *args, **more):
@@ -216,20 +215,6 @@ def _count_sent(sent: list) -> None:
         return reduce(tensor, *args, **more)
 
     dist.all_gather_single, dist.all_reduce = gathering, reducing
-
-
-def _bytes_sent() -> int:
-    """What the TCP connections of this process have sent since they are open, by Linux's own count."""
-    total = 0
-    for entry in Path("/proc/self/fd").iterdir():
-        if not (entry.is_symlink() and os.readlink(entry).startswith("socket:")):
-            continue
-        with socket.socket(fileno=os.dup(int(entry.name))) as connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 216)
-                sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
-                total += sent - again
-    return total
 
 
 def overflows(folder: Path, rank: int, to: str = "", agree: bool = True, bad: dict | None = None, **options) -> None:

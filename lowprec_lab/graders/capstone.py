@@ -122,12 +122,7 @@ def free_scales(cast, rows, columns):
 
 @misconception("bits_of_cast", "It has scales only for whole blocks: the smaller ones at the end cost nothing.")
 def whole_blocks_only(cast, rows, columns):
-    whole = exact.bits_of_cast({**cast, "scale": "none"}, rows, columns)
-    if cast.get("scale", "none") == "none":
-        return whole
-    height, width = exact.edges(cast.get("block", "tensor"), rows, columns)
-    second = 32 if cast["scale"] == "e4m3" else 0
-    return whole + (rows // height) * (columns // width) * exact.SCALE_BITS[cast["scale"]] + second
+    return exact.bits_of_cast(cast, rows, columns, count=lambda r, c, height, width: (r // height) * (c // width))
 
 
 @misconception("bits_of_cast", "It forgets the second scale that E4M3 scales need.")
@@ -165,12 +160,7 @@ def one_number_more(cast, rows, columns):
 
 @misconception("bits_of_cast", "It divides all numbers by those of a block: a block does not go on in the next row.")
 def blocks_by_count(cast, rows, columns):
-    whole = exact.bits_of_cast({**cast, "scale": "none"}, rows, columns)
-    if cast.get("scale", "none") == "none":
-        return whole
-    height, width = exact.edges(cast.get("block", "tensor"), rows, columns)
-    second = 32 if cast["scale"] == "e4m3" else 0
-    return whole - (-rows * columns // (height * width)) * exact.SCALE_BITS[cast["scale"]] + second
+    return exact.bits_of_cast(cast, rows, columns, count=lambda r, c, height, width: -(-r * c // (height * width)))
 
 
 @misconception("bits_of_cast", "It swaps rows and columns: a row of numbers gets the scales of a column.")

@@ -29,17 +29,21 @@ def edges(block: str | list, rows: int, columns: int) -> tuple[int, int]:
     return {"tensor": (rows, columns), "row": (1, columns), "column": (rows, 1)}[block]
 
 
+def blocks_in(rows: int, columns: int, height: int, width: int) -> int:
+    """How many blocks there are, by walking over their corners."""
+    return len(range(0, rows, height)) * len(range(0, columns, width))
+
+
 def bits_of_cast(
     cast: dict, rows: int, columns: int, code=code_bits, edge=edges, scale_bits=SCALE_BITS, second: int = 32,
-    book: int = 32,
+    book: int = 32, count=blocks_in,
 ) -> int:  # fmt: skip
-    """By walking over the corners of the blocks."""
+    """Codes and codebook, and scales for all blocks."""
     values, scale = cast["values"], cast.get("scale", "none")
     bits = rows * columns * code(values) + (book * len(values) if isinstance(values, list) else 0)
     if scale == "none":
         return bits
-    height, width = edge(cast.get("block", "tensor"), rows, columns)
-    blocks = len(range(0, rows, height)) * len(range(0, columns, width))
+    blocks = count(rows, columns, *edge(cast.get("block", "tensor"), rows, columns))
     return bits + blocks * scale_bits[scale] + (second if scale == "e4m3" else 0)
 
 
